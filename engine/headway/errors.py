@@ -1,0 +1,108 @@
+"""The errors of headway: one tree, re-exporting its lower half from headway_kernels.errors.
+
+    HeadwayError
+    ├── (headway_kernels.errors: UnsupportedOption, ShapeError, NumericsError, BackendUnavailable)
+    ├── ConfigError        (ValueError)       a recipe or an override is wrong; lists every fault with its path
+    ├── WireError          (ValueError)       bytes from a peer that are not a valid message; carries a reason
+    ├── StreamError        (ConnectionError)  a peer refused, vanished, or speaks another protocol or run
+    ├── DeadlineExceeded   (TimeoutError)     a wait ended at its deadline; says what it waited for
+    ├── ModelError         (ValueError)       a model folder that cannot be loaded, or lacks what is needed
+    ├── WeightError        (RuntimeError)     a push that is torn, of another manifest, or did not arrive
+    ├── EnvironmentFailure (RuntimeError)     an environment or reward that cannot be used
+    ├── TrainingStopped    (RuntimeError)     training must not go on; names the cause
+    ├── OwnershipError     (RuntimeError)     a socket or object used by a thread that does not own it
+    └── RunFailed          (RuntimeError)     a run ended without reaching its last update; names the process
+
+Every class is also a standard-library type and pickles.
+"""
+
+from __future__ import annotations
+
+from headway_kernels.errors import (
+    BackendUnavailable,
+    HeadwayError,
+    NumericsError,
+    ShapeError,
+    UnsupportedOption,
+)
+
+__all__ = [
+    "BackendUnavailable",
+    "ConfigError",
+    "DeadlineExceeded",
+    "EnvironmentFailure",
+    "HeadwayError",
+    "ModelError",
+    "NumericsError",
+    "OwnershipError",
+    "RunFailed",
+    "ShapeError",
+    "StreamError",
+    "TrainingStopped",
+    "UnsupportedOption",
+    "WeightError",
+    "WireError",
+]
+
+
+class ConfigError(HeadwayError, ValueError):
+    """A recipe or an override is wrong.
+
+    Attributes:
+        faults: every fault found, each as (dotted path, message), in the order of the recipe.
+    """
+
+    def __init__(self, faults: list[tuple[str, str]]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(f"{path}: {message}" if path else message for path, message in faults))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[tuple[str, str]]]]:
+        return (ConfigError, (self.faults,))
+
+
+class WireError(HeadwayError, ValueError):
+    """Bytes from a peer that are not a valid message.
+
+    Attributes:
+        reason: a short word for the counter, such as "schema", "frames", "limit", "lengths".
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        self.message = message
+        super().__init__(f"{reason}: {message}")
+
+    def __reduce__(self) -> tuple[type[WireError], tuple[str, str]]:
+        return (WireError, (self.reason, self.message))
+
+
+class StreamError(HeadwayError, ConnectionError):
+    """A peer refused, vanished, or speaks another protocol or run."""
+
+
+class DeadlineExceeded(HeadwayError, TimeoutError):
+    """A wait ended at its deadline; the message says what it waited for."""
+
+
+class ModelError(HeadwayError, ValueError):
+    """A model folder that cannot be loaded, or that lacks what is needed."""
+
+
+class WeightError(HeadwayError, RuntimeError):
+    """A push that is torn, belongs to another manifest, or did not arrive."""
+
+
+class EnvironmentFailure(HeadwayError, RuntimeError):
+    """An environment or a reward that cannot be used."""
+
+
+class TrainingStopped(HeadwayError, RuntimeError):
+    """Training must not go on; the message names the cause."""
+
+
+class OwnershipError(HeadwayError, RuntimeError):
+    """A socket or object was used by a thread that does not own it."""
+
+
+class RunFailed(HeadwayError, RuntimeError):
+    """A run ended without reaching its last update; the message names the process and the cause."""
