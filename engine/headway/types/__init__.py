@@ -1,0 +1,22 @@
+"""The words of headway as types: what crosses a boundary is one of these, frozen."""
+
+from headway.types.drop import DropReason
+from headway.types.record import LearnerStatus, StepRecord, TimeSplit
+from headway.types.ticket import Sampling, Ticket
+from headway.types.trajectory import FinishReason, MemberFailure, Trajectory, VersionSpan, prompt_digest
+from headway.types.version import PolicyVersion
+
+__all__ = [
+    "DropReason",
+    "FinishReason",
+    "LearnerStatus",
+    "MemberFailure",
+    "PolicyVersion",
+    "Sampling",
+    "StepRecord",
+    "Ticket",
+    "TimeSplit",
+    "Trajectory",
+    "VersionSpan",
+    "prompt_digest",
+]
