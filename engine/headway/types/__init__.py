@@ -1,6 +1,7 @@
 """The words of headway as types: what crosses a boundary is one of these, frozen."""
 
 from headway.types.drop import DropReason
+from headway.types.manifest import Manifest, TensorSpec
 from headway.types.record import LearnerStatus, StepRecord, TimeSplit
 from headway.types.ticket import Sampling, Ticket
 from headway.types.trajectory import FinishReason, MemberFailure, Trajectory, VersionSpan, prompt_digest
@@ -10,10 +11,12 @@ __all__ = [
     "DropReason",
     "FinishReason",
     "LearnerStatus",
+    "Manifest",
     "MemberFailure",
     "PolicyVersion",
     "Sampling",
     "StepRecord",
+    "TensorSpec",
     "Ticket",
     "TimeSplit",
     "Trajectory",

@@ -1,0 +1,20 @@
+"""Models: transformers modules over flat parameters, their attention, tokenizers, and tiny builtin ones."""
+
+from headway.model.attention import AttentionContext, KVPool
+from headway.model.builtin import builtin_folder
+from headway.model.loading import Tokenizer, load_policy, load_tokenizer, save_policy
+from headway.model.policy import Head, Policy
+from headway.model.resolve import resolve_model
+
+__all__ = [
+    "AttentionContext",
+    "Head",
+    "KVPool",
+    "Policy",
+    "Tokenizer",
+    "builtin_folder",
+    "load_policy",
+    "load_tokenizer",
+    "resolve_model",
+    "save_policy",
+]

@@ -1,0 +1,87 @@
+"""Flat parameters: one contiguous buffer that a module's parameters are views of.
+
+One buffer makes an optimizer step, a gradient norm, a publish and an apply single passes over memory, and lets
+both sides of a push agree on one order.
+"""
+
+from __future__ import annotations
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from headway.errors import ModelError
+from headway.types import Manifest, TensorSpec
+
+ALIGNMENT = 16  # elements: 64 bytes in fp32, what vector loads and memcpy want
+
+
+def build_manifest(module: nn.Module, dtype: str) -> Manifest:
+    """Describe a module's parameters: matrices first (they are decayed), then the rest, each in module order.
+
+    Args:
+        module: its parameters must be floating point.
+        dtype: of the published weights, "float32" or "bfloat16".
+
+    Raises:
+        ModelError: a parameter is not floating point.
+    """
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.is_floating_point():
+            raise ModelError(f"parameter {name} is {parameter.dtype}; only floating-point parameters can be trained")
+        names.setdefault(id(parameter), []).append(name)
+        parameters[id(parameter)] = parameter
+    ordered = sorted(parameters, key=lambda key: parameters[key].dim() < 2)
+    tensors: list[TensorSpec] = []
+    offset = num_decayed = 0
+    for key in ordered:
+        parameter = parameters[key]
+        decayed = parameter.dim() >= 2
+        first, *aliases = names[key]
+        tensors.append(TensorSpec(first, aliases, list(parameter.shape), offset, parameter.numel(), decayed))
+        offset += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        num_decayed = offset if decayed else num_decayed
+    return Manifest(dtype, tensors, offset, num_decayed, _buffer_digests(module))
+
+
+def _buffer_digests(module: nn.Module) -> dict[str, str]:
+    """Digests of persistent and non-persistent buffers: a wrong rope table looks exactly like staleness."""
+    return {
+        name: xxhash.xxh3_64_hexdigest(buffer.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        for name, buffer in module.named_buffers()
+        if buffer.numel()
+    }
+
+
+def flatten(module: nn.Module, manifest: Manifest, *, with_grad: bool) -> tuple[Tensor, Tensor | None]:
+    """Move a module's parameters into one fp32 buffer, in place.
+
+    Args:
+        module: its parameters become views of the buffer.
+        manifest: as build_manifest gives for this module.
+        with_grad: also make a gradient buffer that every `.grad` is a view of.
+
+    Returns:
+        (flat [num_elements] fp32, grad [num_elements] fp32 or None).
+    """
+    flat = aligned_zeros(manifest.num_elements)
+    grad = aligned_zeros(manifest.num_elements) if with_grad else None
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for spec in manifest.tensors:
+        parameter = parameters[spec.name]
+        view = flat[spec.offset : spec.offset + spec.size].view(spec.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        parameter.requires_grad_(with_grad)
+        if grad is not None:
+            parameter.grad = grad[spec.offset : spec.offset + spec.size].view(spec.shape)
+    return flat, grad
+
+
+def aligned_zeros(num_elements: int) -> Tensor:
+    """fp32 zeros [num_elements] that start on a 64-byte boundary."""
+    raw = torch.zeros(num_elements + ALIGNMENT, dtype=torch.float32)
+    shift = (-raw.data_ptr() % 64) // 4
+    return raw[shift : shift + num_elements]

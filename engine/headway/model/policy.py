@@ -1,0 +1,120 @@
+"""A policy: the transformers module, its flat parameters, its head, and how to call it on packed tokens.
+
+Both sides use this class: the learner with gradients, the generator and the reference model without.
+
+Legend: N packed tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headway.errors import ModelError
+from headway.model.attention import AttentionContext
+from headway.model.flat import build_manifest, flatten
+from headway.types import Manifest
+
+
+@dataclass(frozen=True)
+class Head:
+    """The vocabulary head: logits = softcap(scale * (x W^T + b)).
+
+    Attributes:
+        weight: [V, H]; bias: [V] or None; softcap: final_logit_softcapping; scale: logit scale. None: absent.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    softcap: float | None
+    scale: float | None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> fp32 logits [N, V]."""
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+        if self.scale is not None:
+            logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class Policy:
+    """A causal language model over flat fp32 parameters.
+
+    Args:
+        module: loaded with attention "headway", in fp32.
+        published_dtype: dtype of the published weights ("float32" or "bfloat16").
+        with_grad: make a gradient buffer and train; else parameters are frozen.
+
+    Raises:
+        ModelError: the module needs something that headway's attention or head does not do.
+    """
+
+    def __init__(self, module: PreTrainedModel, *, published_dtype: str, with_grad: bool) -> None:
+        self.module = module.train(with_grad)
+        self.manifest: Manifest = build_manifest(module, published_dtype)
+        self.flat, self.grad = flatten(module, self.manifest, with_grad=with_grad)
+        self.head = _find_head(module)
+        self.context_length: int = _context_length(module)
+        text_config = module.config.get_text_config()
+        self.num_layers: int = text_config.num_hidden_layers
+        self.num_kv_heads: int = getattr(text_config, "num_key_value_heads", text_config.num_attention_heads)
+        self.head_dim: int = (
+            getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+        )
+        self.vocab_size: int = self.head.weight.shape[0]
+        self._backbone: nn.Module = module.base_model
+
+    def backbone(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            token_ids: int64 [N]; positions: int64 [N], each token's position in its own sequence.
+            context: what each token may see.
+
+        Returns:
+            fp32 [N, H].
+        """
+        out = self._backbone(
+            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, context=context
+        )
+        return out.last_hidden_state[0]
+
+    def round_to_published(self) -> None:
+        """Round the weights to the published dtype, so that both sides compute with the same values."""
+        if self.manifest.dtype == "bfloat16":
+            self.flat.copy_(self.flat.bfloat16())
+
+
+def _find_head(module: PreTrainedModel) -> Head:
+    config = module.config.get_text_config()
+    head = module.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(module).__name__} has no linear vocabulary head; a causal language model is needed")
+    scale = getattr(config, "logit_scale", None)
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling not in (None, 1.0):
+        scale = 1.0 / scaling
+    return Head(
+        weight=head.weight,
+        bias=head.bias,
+        softcap=getattr(config, "final_logit_softcapping", None),
+        scale=None if scale in (None, 1.0) else float(scale),
+    )
+
+
+def _context_length(module: PreTrainedModel) -> int:
+    config = module.config.get_text_config()
+    length = int(getattr(config, "max_position_embeddings", 0) or 2**31)
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ModelError(f"{type(module).__name__} soft-caps its attention logits, which headway's attention does not")
+    layers = getattr(config, "layer_types", None) or []
+    odd = sorted({kind for kind in layers if kind not in ("full_attention", "sliding_attention")})
+    if odd:
+        raise ModelError(f"{type(module).__name__} has layers of kind {odd}; only full_attention is supported")
+    if "sliding_attention" in layers:
+        # Inside the window a sliding layer sees everything, so shorter sequences are exact.
+        length = min(length, int(config.sliding_window))
+    return length
