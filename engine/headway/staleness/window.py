@@ -1,0 +1,219 @@
+"""The window policy: how many tickets may go out, and which finished groups a step may train.
+
+Pure: no clock, no I/O, no state; the gate hands in the counts. docs/staleness.md proves the bound.
+
+    P   groups per optimizer step          S   max_lag, the guaranteed bound, in optimizer steps
+    W   window: how far a group may be     s   steps of slack in the slots, s = S - ceil((W - 1) / P)
+        ahead of the oldest unended one    K   optimizer steps per push
+
+Admission: (s + 1) * P slots. A slot holds one outstanding ticket (in flight or buffered); a trained ticket's
+slot returns, for one generator, when that generator has acked the weights of the step that trained it; a
+dropped ticket's slot returns at once. Counting slots instead of "all tickets ever" makes a resume continue
+where it was: nothing is counted from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from headway.errors import ConfigError
+
+
+class WindowPolicy:
+    """An immutable choice of (max_lag, P, W, K, slots); every token trained under it has lag <= max_lag.
+
+    Attributes:
+        max_lag: S, the bound.
+        groups_per_step: P.
+        window: W, resolved.
+        push_interval: K.
+        slack: s.
+        slots: most tickets outstanding, resolved; at most (s + 1) * P.
+    """
+
+    def __init__(
+        self,
+        max_lag: int,
+        groups_per_step: int,
+        window: int | None = None,
+        push_interval: int = 1,
+        slots: int | None = None,
+    ) -> None:
+        """Check and resolve.
+
+        Args:
+            max_lag: >= 0; 0 is the synchronous loop.
+            groups_per_step: >= 1.
+            window: >= 1; None: 1 + P * floor(max_lag / 2).
+            push_interval: >= 1, at most s + 1.
+            slots: >= P; None: (s + 1) * P, which is also the most that takes effect.
+
+        Raises:
+            ConfigError: an impossible combination; the message names the nearest valid ones.
+        """
+        self.max_lag: Final = max_lag
+        self.groups_per_step: Final = groups_per_step
+        self.push_interval: Final = push_interval
+        self.asked_window: Final = window
+        self.asked_slots: Final = slots
+        self.window: Final = (
+            1 + max(groups_per_step, 0) * (max(max_lag, 0) // 2) if window is None else window
+        )
+        faults = _range_faults(max_lag, groups_per_step, self.window, push_interval)
+        if faults:
+            raise ConfigError(faults)
+        self.slack: Final = max_lag - _ceil_div(self.window - 1, groups_per_step)
+        faults = self._combination_faults()
+        if faults:
+            raise ConfigError(faults)
+        most = (self.slack + 1) * groups_per_step
+        self.slots: Final = most if slots is None else min(slots, most)
+
+    def __repr__(self) -> str:
+        return (
+            f"WindowPolicy(max_lag={self.max_lag}, groups_per_step={self.groups_per_step}, "
+            f"window={self.window}, push_interval={self.push_interval}, slots={self.slots})"
+        )
+
+    def budget(self, step: int, acked_step: int, in_flight: int, buffered: int) -> int:
+        """How many tickets a generator may be given now.
+
+        For max_lag = 0 tickets go out in whole rounds: none while any is in flight, so what a step trains
+        does not depend on the order in which groups finish. The caller grants all of the budget as one
+        message.
+
+        Args:
+            step: of the learner's weights.
+            acked_step: of the weights that this generator has in force.
+            in_flight, buffered: outstanding tickets, unfinished and finished.
+        """
+        if self.max_lag == 0 and in_flight > 0:
+            return 0
+        outstanding = in_flight + buffered
+        unreturned = (step - acked_step) * self.groups_per_step
+        free = (self.slack + 1) * self.groups_per_step - outstanding - unreturned
+        return max(0, min(free, self.slots - outstanding))
+
+    def select(
+        self, finished: Collection[int], unended: Collection[int], window: int | None = None
+    ) -> list[int]:
+        """The groups of the next batch: finished ones inside the window, oldest first, at most P.
+
+        The window's foot is the oldest index neither ended nor already chosen for this batch. Fewer than P in
+        the answer mean that the batch is not complete yet.
+
+        Args:
+            finished: admission indices of the finished groups, each also in `unended`.
+            unended: admission indices of every outstanding ticket.
+            window: a narrower W while older tickets need it (headway.staleness.gate).
+        """
+        width = self.window if window is None else min(window, self.window)
+        open_indices = sorted(unended)
+        chosen: list[int] = []
+        foot = 0
+        for index in sorted(finished):
+            while foot < len(chosen) and chosen[foot] == open_indices[foot]:
+                foot += 1
+            if index >= open_indices[foot] + width or len(chosen) == self.groups_per_step:
+                break
+            chosen.append(index)
+        return chosen
+
+    def changed(
+        self,
+        *,
+        max_lag: int | None = None,
+        window: int | None = None,
+        slots: int | None = None,
+        push_interval: int | None = None,
+    ) -> WindowPolicy:
+        """This policy with some values replaced; a window or slots left to their default follow max_lag.
+
+        Raises:
+            ConfigError: the combination is impossible; this policy stays as it is.
+        """
+        return WindowPolicy(
+            self.max_lag if max_lag is None else max_lag,
+            self.groups_per_step,
+            self.asked_window if window is None else window,
+            self.push_interval if push_interval is None else push_interval,
+            self.asked_slots if slots is None else slots,
+        )
+
+    def reachable_lag(self, concurrent_groups: int | None = None) -> int:
+        """The most lag that a group can see when weights are acked at once and generators outrun the learner.
+
+        A group waits for at most slots - 1 older ones and is overtaken by at most W - 1 newer ones; nothing
+        overtakes when a batch needs every slot, or when generators run one group at a time.
+
+        Args:
+            concurrent_groups: groups that all generators together decode at once; None: two or more.
+        """
+        overtaking = self.window - 1
+        if self.slots <= self.groups_per_step or (concurrent_groups is not None and concurrent_groups < 2):
+            overtaking = 0
+        return min(self.max_lag, (self.slots - 1 + overtaking) // self.groups_per_step)
+
+    def unreachable(self, concurrent_groups: int | None = None) -> str:
+        """A sentence for start-up when the bound cannot be reached; "" when it can."""
+        reachable = self.reachable_lag(concurrent_groups)
+        if reachable >= self.max_lag:
+            return ""
+        needed = (self.slack + 1) * self.groups_per_step
+        cause = (
+            f"staleness.slots = {self.slots}, which limits it to {reachable}; {needed} slots would reach it"
+            if self.slots < needed
+            else f"the generators decode {concurrent_groups} group at once, so none overtakes another"
+        )
+        return f"the bound cannot be reached: staleness.max_lag = {self.max_lag}, but {cause}"
+
+    def _combination_faults(self) -> list[tuple[str, str]]:
+        faults: list[tuple[str, str]] = []
+        groups, overtaken = self.groups_per_step, self.max_lag - self.slack
+        if self.slack < 0:
+            widest = 1 + groups * self.max_lag
+            faults.append(
+                (
+                    "staleness.window",
+                    f"a window of {self.window} lets a group be overtaken for {overtaken} steps, more than "
+                    f"max_lag = {self.max_lag}; use a window of at most {widest}, or max_lag >= {overtaken}",
+                )
+            )
+        elif self.push_interval > self.slack + 1:
+            faults.append(
+                (
+                    "push.interval",
+                    f"{self.push_interval} steps between pushes would use up the {self.slack + 1} steps of "
+                    f"slots and stop for ever; use at most {self.slack + 1}, or max_lag >= "
+                    f"{self.push_interval - 1 + overtaken} with this window",
+                )
+            )
+        if self.asked_slots is not None and self.asked_slots < groups:
+            faults.append(
+                (
+                    "staleness.slots",
+                    f"{self.asked_slots} slots cannot fill a step of {groups} groups; use >= {groups}",
+                )
+            )
+        return faults
+
+
+def _range_faults(
+    max_lag: int, groups_per_step: int, window: int, push_interval: int
+) -> list[tuple[str, str]]:
+    checks = [
+        ("staleness.max_lag", max_lag, 0),
+        ("groups_per_step", groups_per_step, 1),
+        ("staleness.window", window, 1),
+        ("push.interval", push_interval, 1),
+    ]
+    return [
+        (path, f"{value} is out of range; use at least {least}")
+        for path, value, least in checks
+        if value < least
+    ]
+
+
+def _ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
