@@ -1,0 +1,110 @@
+"""The decode batch: the state of all running sequences as arrays, one row a sequence.
+
+Arrays rather than objects, so that one decode step costs a fixed number of vector operations however many
+sequences run.
+
+Legend: S rows in use, C columns (the largest budget of any running sequence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.generate.protocol import GroupRequest
+
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class RunningGroup:
+    """A group whose prompt is in the pool, or on its way there.
+
+    Attributes:
+        prompt_start: of the prompt's region; prefilled: prompt tokens whose KV is written.
+        open_members: members not yet finished; the prompt's region is released with the last.
+    """
+
+    request: GroupRequest
+    prompt_start: int
+    started_s: float
+    stop_row: int
+    prefilled: int = 0
+    open_members: set[int] = field(default_factory=set[int])
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+
+class DecodeBatch:
+    """Rows of running sequences; row order is the order of admission and stays stable as others leave."""
+
+    _COLUMNS = (
+        "group", "member", "prompt_start", "prompt_length", "own_start", "count", "budget", "seed", "stop_row",
+        "ready",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.group: Ints = np.zeros(0, np.int64)
+        self.member: Ints = np.zeros(0, np.int64)
+        self.prompt_start: Ints = np.zeros(0, np.int64)
+        self.prompt_length: Ints = np.zeros(0, np.int64)
+        self.own_start: Ints = np.zeros(0, np.int64)
+        self.count: Ints = np.zeros(0, np.int64)  # tokens sampled so far; the last of them is not in the pool yet
+        self.budget: Ints = np.zeros(0, np.int64)
+        self.seed: Ints = np.zeros(0, np.int64)
+        self.stop_row: Ints = np.zeros(0, np.int64)
+        self.ready: Ints = np.zeros(0, np.int64)  # 1: the prompt is in the pool, so the row decodes
+        self.inv_temperature: NDArray[np.float32] = np.zeros(0, np.float32)
+        self.tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self.logprobs: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+        self.versions: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+
+    def append(self, rows: dict[str, Ints], inv_temperature: NDArray[np.float32]) -> slice:
+        """Add rows (arrays by column name, `count` zero); returns their slice."""
+        num_new = len(inv_temperature)
+        start, end = self.size, self.size + num_new
+        self._reserve(end, int(rows["budget"].max(initial=0)))
+        for name in self._COLUMNS:
+            getattr(self, name)[start:end] = rows.get(name, 0)
+        self.inv_temperature[start:end] = inv_temperature
+        self.size = end
+        return slice(start, end)
+
+    def _reserve(self, num_rows: int, width: int) -> None:
+        if num_rows > len(self.group):
+            capacity = max(64, 2 * len(self.group), num_rows)
+            for name in (*self._COLUMNS, "inv_temperature"):
+                old = getattr(self, name)
+                grown = np.zeros(capacity, old.dtype)
+                grown[: len(old)] = old
+                setattr(self, name, grown)
+        capacity, columns = len(self.group), max(width, self.tokens.shape[1])
+        if self.tokens.shape != (capacity, columns):
+            for name in ("tokens", "logprobs", "versions"):
+                old = getattr(self, name)
+                grown = np.zeros((capacity, columns), old.dtype)
+                grown[: old.shape[0], : old.shape[1]] = old
+                setattr(self, name, grown)
+
+    def record(self, rows: Ints, tokens: Ints, logprobs: NDArray[np.float32], version: int) -> None:
+        """Append one sampled token to each of `rows`."""
+        at = self.count[rows]
+        self.tokens[rows, at] = tokens
+        self.logprobs[rows, at] = logprobs
+        self.versions[rows, at] = version
+        self.count[rows] = at + 1
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Drop the rows [S] whose mask is False."""
+        kept = np.flatnonzero(mask)
+        size = len(kept)
+        for name in (*self._COLUMNS, "inv_temperature", "tokens", "logprobs", "versions"):
+            array = getattr(self, name)
+            array[:size] = array[kept]
+        self.size = size

@@ -1,0 +1,390 @@
+"""The embedded engine: continuous batching over a transformers module, on one thread.
+
+Each step forwards a ragged mixture of prompt chunks and one token per running sequence. A group's prompt is
+prefilled once; its members read it from the pool. Weights are swapped between two steps.
+
+Called by headway.generator and headway.serial; never waits.
+
+Legend: N tokens of a step, S sequences that sample in it, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from headway_kernels.sampling import sample_tokens
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.generate.batch import DecodeBatch, RunningGroup
+from headway.generate.filters import filter_logits, has_filter
+from headway.generate.plan import Ints, Runs
+from headway.generate.protocol import FinishedMember, GroupRequest, Unservable
+from headway.generate.seeds import mix
+from headway.generate.slots import RegionAllocator
+from headway.generate.stops import StopTable
+from headway.model import AttentionContext, KVPool, Policy
+from headway.types import DropReason, FinishReason, Manifest, PolicyVersion, VersionSpan
+
+MAX_POOL_BYTES = 4 << 30
+
+
+class TorchEngine:
+    """InferenceEngine over a Policy.
+
+    Args:
+        policy: without gradients; its flat weights are overwritten by apply.
+        max_running: sequences in the batch at once; kv_tokens: of the pool (0: what max_running sequences of
+            the full context need, at most MAX_POOL_BYTES).
+        prefill_tokens: prompt tokens forwarded in one step at most.
+        kv: "keep" or "recompute" the cache of running sequences when weights change.
+        decode: ids to text, for stop strings.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_running: int,
+        kv_tokens: int,
+        prefill_tokens: int,
+        kv: str,
+        decode: Callable[[Sequence[int]], str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.policy = policy
+        self.max_running = max_running
+        self.prefill_tokens = prefill_tokens
+        self._recompute_kv = kv == "recompute"
+        self._clock = clock
+        self._pool = _make_pool(policy, max_running, kv_tokens)
+        self._regions = RegionAllocator(self._pool.keys.shape[1])
+        self._stops = StopTable(policy.vocab_size, decode)
+        self._batch = DecodeBatch()
+        self._groups: dict[int, RunningGroup] = {}
+        self._prefilling: list[RunningGroup] = []
+        self._waiting: deque[GroupRequest] = deque()
+        self._num_waiting = 0
+        self._versions: list[PolicyVersion] = []
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the weights it serves."""
+        return self.policy.manifest
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """In force; None before the first apply."""
+        return self._versions[-1] if self._versions else None
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the decode batch."""
+        return self._batch.size
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not yet admitted to it."""
+        return self._num_waiting
+
+    def add(self, request: GroupRequest) -> None:
+        """Queue a group.
+
+        Raises:
+            Unservable: empty prompt, no budget, prompt and budget beyond the context, or beyond the pool.
+        """
+        length, budget = len(request.prompt_ids), request.sampling.max_new_tokens
+        if length == 0:
+            raise Unservable(DropReason.PROMPT_EMPTY, f"request {request.request_id}: the prompt is empty")
+        if budget <= 0:
+            raise Unservable(DropReason.NO_BUDGET, f"request {request.request_id}: max_new_tokens is {budget}")
+        if length + budget > self.policy.context_length:
+            raise Unservable(
+                DropReason.PROMPT_TOO_LONG,
+                f"request {request.request_id}: {length} prompt tokens + {budget} new ones exceed the context of "
+                f"{self.policy.context_length}",
+            )
+        if length + budget * request.num_members > self._regions.num_tokens or request.num_members > self.max_running:
+            raise Unservable(
+                DropReason.PROMPT_TOO_LONG,
+                f"request {request.request_id}: a group of {request.num_members} x {budget} + {length} tokens exceeds "
+                f"the pool of {self._regions.num_tokens} tokens, {self.max_running} sequences; raise generator.kv_tokens",
+            )
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.policy.vocab_size:
+            raise Unservable(DropReason.INVALID, f"request {request.request_id}: prompt ids outside the vocabulary")
+        self._waiting.append(request)
+        self._num_waiting += request.num_members
+
+    def abort(self, request_id: int) -> int:
+        """Forget a group; returns the sampled tokens that die with it."""
+        for request in self._waiting:
+            if request.request_id == request_id:
+                self._waiting.remove(request)
+                self._num_waiting -= request.num_members
+                return 0
+        group = self._groups.get(request_id)
+        if group is None:
+            return 0
+        mine = self._batch.group[: self._batch.size] == request_id
+        lost = int(self._batch.count[: self._batch.size][mine].sum())
+        self._release(np.flatnonzero(mine))
+        if group in self._prefilling:
+            self._prefilling.remove(group)
+        self._batch.keep(~mine)
+        return lost
+
+    def apply(self, version: PolicyVersion, copy: Callable[[Tensor], None]) -> None:
+        """Put a version in force: `copy` fills the flat weights [num_elements]; requests in flight go on."""
+        copy(self.policy.flat)
+        self._versions.append(version)
+        if self._recompute_kv and self._groups:
+            self._rebuild_cache()
+
+    @torch.inference_mode()
+    def step(self) -> list[FinishedMember]:
+        """One forward over all running sequences: one new token each; members that ended, by row."""
+        assert self._versions, "no weights applied yet"
+        self._admit()
+        if self._batch.size == 0:
+            return []
+        decode_rows = np.flatnonzero(self._batch.ready[: self._batch.size])
+        prefill, chunks, completed = self._prefill_runs()
+        hidden = self._forward(prefill, chunks, decode_rows)
+        num_prefill = sum(len(chunk) for chunk in chunks)
+        rows, sources = self._sampling_rows(prefill, completed, decode_rows, num_prefill)
+        if len(rows) == 0:
+            return []
+        self._sample(hidden, rows, sources)
+        return self._finish(rows)
+
+    # Admission ------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._waiting:
+            request = self._waiting[0]
+            if self._batch.size + request.num_members > self.max_running:
+                return
+            starts = self._take_regions(request)
+            if starts is None:
+                return
+            self._waiting.popleft()
+            self._num_waiting -= request.num_members
+            self._start(request, starts)
+
+    def _take_regions(self, request: GroupRequest) -> list[int] | None:
+        """Starts of the prompt's region and of each member's; None, with nothing taken, if one does not fit."""
+        sizes = [len(request.prompt_ids)] + [request.sampling.max_new_tokens] * request.num_members
+        if sum(sizes) > self._regions.num_free:
+            return None
+        starts: list[int] = []
+        for size in sizes:
+            start = self._regions.take(size)
+            if start is None:
+                for taken, length in zip(starts, sizes, strict=False):
+                    self._regions.release(taken, length)
+                return None
+            starts.append(start)
+        return starts
+
+    def _start(self, request: GroupRequest, starts: list[int]) -> None:
+        stop_row = self._stops.row(request.sampling)
+        group = RunningGroup(request, starts[0], self._clock(), stop_row)
+        group.open_members.update(range(request.num_members))
+        self._groups[request.request_id] = group
+        self._prefilling.append(group)
+        members = np.arange(request.num_members)
+        temperature = request.sampling.temperature
+        self._batch.append(
+            {
+                "group": np.full_like(members, request.request_id),
+                "member": members,
+                "prompt_start": np.full_like(members, starts[0]),
+                "prompt_length": np.full_like(members, group.prompt_length),
+                "own_start": np.array(starts[1:], np.int64),
+                "budget": np.full_like(members, request.sampling.max_new_tokens),
+                "seed": np.array([mix(request.seed, int(member)) for member in members], np.int64),
+                "stop_row": np.full_like(members, stop_row),
+            },
+            np.full(len(members), np.inf if temperature == 0 else 1.0 / temperature, np.float32),
+        )
+
+    # Forward --------------------------------------------------------------------------------------------------
+
+    def _prefill_runs(self) -> tuple[Runs, list[list[int]], list[RunningGroup]]:
+        """This step's prompt chunks: their runs, their token ids, and the groups whose prompt completes."""
+        budget = self.prefill_tokens
+        columns: list[tuple[int, int, int]] = []
+        chunks: list[list[int]] = []
+        completed: list[RunningGroup] = []
+        for group in self._prefilling:
+            size = min(budget, group.prompt_length - group.prefilled)
+            if size == 0:
+                break
+            columns.append((size, group.prompt_start, group.prefilled))
+            chunks.append(group.request.prompt_ids[group.prefilled : group.prefilled + size])
+            group.prefilled += size
+            budget -= size
+            if group.prefilled == group.prompt_length:
+                completed.append(group)
+        del self._prefilling[: len(completed)]
+        table = np.array(columns, np.int64).reshape(-1, 3)
+        none = np.zeros(len(table), np.int64)
+        return Runs(table[:, 0], table[:, 1], table[:, 2], none, none), chunks, completed
+
+    def _decode_runs(self, rows: Ints) -> Runs:
+        batch = self._batch
+        return Runs(
+            np.ones(len(rows), np.int64),
+            batch.own_start[rows],
+            batch.count[rows] - 1,
+            batch.prompt_start[rows],
+            batch.prompt_length[rows],
+        )
+
+    def _forward(self, prefill: Runs, chunks: list[list[int]], decode_rows: Ints) -> Tensor:
+        batch = self._batch
+        decode_ids = batch.tokens[decode_rows, batch.count[decode_rows] - 1].astype(np.int64)
+        decode_positions = batch.prompt_length[decode_rows] + batch.count[decode_rows] - 1
+        ids = np.concatenate([*(np.array(chunk, np.int64) for chunk in chunks), decode_ids])
+        starts = zip(prefill.causal_base.tolist(), prefill.length.tolist(), strict=True)
+        positions = np.concatenate([*(np.arange(base, base + n) for base, n in starts), decode_positions])
+        return self._run(Runs.concatenate([prefill, self._decode_runs(decode_rows)]), ids, positions)
+
+    def _run(self, runs: Runs, ids: Ints, positions: Ints) -> Tensor:
+        """Forward tokens [N] through the backbone, writing their KV; hidden states [N, H]."""
+        plan = runs.plan(self._regions.num_tokens)
+        context = AttentionContext(plan, self._pool, torch.from_numpy(runs.pool_positions()))
+        return self.policy.backbone(torch.from_numpy(ids), torch.from_numpy(positions), context)
+
+    @torch.inference_mode()
+    def _rebuild_cache(self) -> None:
+        """Forward everything that is in the pool again, prompts before members, under the weights in force."""
+        parts: list[tuple[Runs, list[int], int]] = []
+        zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        for group in self._groups.values():
+            if group.prefilled:
+                run = Runs(one * group.prefilled, one * group.prompt_start, zero, zero, zero)
+                parts.append((run, group.request.prompt_ids[: group.prefilled], 0))
+        batch = self._batch
+        for row in np.flatnonzero(batch.count[: batch.size] > 1):
+            cached = int(batch.count[row]) - 1
+            here = slice(row, row + 1)
+            run = Runs(one * cached, batch.own_start[here], zero, batch.prompt_start[here], batch.prompt_length[here])
+            parts.append((run, batch.tokens[row, :cached].tolist(), int(batch.prompt_length[row])))
+        while parts:
+            taken = num_tokens = 0
+            while taken < len(parts) and (taken == 0 or num_tokens + len(parts[taken][1]) <= self.prefill_tokens):
+                num_tokens += len(parts[taken][1])
+                taken += 1
+            chunk, parts = parts[:taken], parts[taken:]
+            ids = np.concatenate([np.array(ids, np.int64) for _, ids, _ in chunk])
+            positions = np.concatenate([np.arange(first, first + len(ids)) for _, ids, first in chunk])
+            self._run(Runs.concatenate([run for run, _, _ in chunk]), ids, positions)
+
+    # Sampling and ends ----------------------------------------------------------------------------------------
+
+    def _sampling_rows(
+        self, prefill: Runs, completed: list[RunningGroup], decode_rows: Ints, num_prefill: int
+    ) -> tuple[Ints, Ints]:
+        """Rows [S] that sample, and for each the token [S] of this step whose hidden state it samples from."""
+        rows, sources = [], []
+        ends = np.cumsum(prefill.length)
+        for index, group in enumerate(completed):
+            mine = np.flatnonzero(self._batch.group[: self._batch.size] == group.request.request_id)
+            self._batch.ready[mine] = 1
+            rows.append(mine)
+            sources.append(np.full(len(mine), ends[index] - 1))
+        rows.append(decode_rows)
+        sources.append(num_prefill + np.arange(len(decode_rows)))
+        return np.concatenate(rows), np.concatenate(sources)
+
+    def _sample(self, hidden: Tensor, rows: Ints, sources: Ints) -> None:
+        batch = self._batch
+        unique, inverse = np.unique(sources, return_inverse=True)
+        logits = self.policy.head.logits(hidden[torch.from_numpy(unique)])
+        if len(unique) < len(sources):
+            logits = logits[torch.from_numpy(inverse)]
+        self._filter(logits, rows)
+        tokens, logprobs = sample_tokens(
+            logits,
+            torch.from_numpy(batch.inv_temperature[rows]),
+            torch.from_numpy(batch.seed[rows]),
+            torch.from_numpy(batch.count[rows]),
+        )
+        batch.record(rows, tokens.numpy(), logprobs.numpy(), len(self._versions) - 1)
+
+    def _filter(self, logits: Tensor, rows: Ints) -> None:
+        restricted = {key: group for key, group in self._groups.items() if has_filter(group.request.sampling)}
+        for request_id, group in restricted.items():
+            mine = torch.from_numpy(self._batch.group[rows] == request_id)
+            logits[mine] = filter_logits(logits[mine], group.request.sampling)
+
+    def _finish(self, rows: Ints) -> list[FinishedMember]:
+        batch = self._batch
+        last = batch.tokens[rows, batch.count[rows] - 1]
+        broken = last < 0
+        stopped = self._stops.stopped(batch, rows, last)
+        ended = broken | stopped | (batch.count[rows] >= batch.budget[rows])
+        if not ended.any():
+            return []
+        now = self._clock()
+        finished = [
+            self._member(int(row), self._reason(bool(broken[i]), bool(stopped[i])), now)
+            for i, row in enumerate(rows.tolist())
+            if ended[i]
+        ]
+        self._release(rows[ended])
+        keep: NDArray[np.bool_] = np.ones(batch.size, np.bool_)
+        keep[rows[ended]] = False
+        batch.keep(keep)
+        return finished
+
+    @staticmethod
+    def _reason(broken: bool, stopped: bool) -> FinishReason:
+        if broken:
+            return FinishReason.ERROR
+        return FinishReason.STOP if stopped else FinishReason.LENGTH
+
+    def _member(self, row: int, reason: FinishReason, now: float) -> FinishedMember:
+        batch = self._batch
+        count, prompt = int(batch.count[row]), int(batch.prompt_length[row])
+        versions = batch.versions[row, :count]
+        edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), count]
+        spans = [
+            VersionSpan(prompt + start, prompt + end, self._versions[int(versions[start])])
+            for start, end in zip(edges, edges[1:], strict=False)
+        ]
+        request_id = int(batch.group[row])
+        return FinishedMember(
+            request_id=request_id,
+            member=int(batch.member[row]),
+            token_ids=batch.tokens[row, :count].copy(),
+            logprobs=batch.logprobs[row, :count].copy(),
+            spans=spans,
+            finish_reason=reason,
+            started_s=self._groups[request_id].started_s,
+            finished_s=now,
+        )
+
+    def _release(self, rows: Ints) -> None:
+        batch = self._batch
+        for row in rows.tolist():
+            self._regions.release(int(batch.own_start[row]), int(batch.budget[row]))
+            group = self._groups[int(batch.group[row])]
+            group.open_members.discard(int(batch.member[row]))
+            if not group.open_members:
+                self._regions.release(group.prompt_start, group.prompt_length)
+                del self._groups[group.request.request_id]
+
+
+def _make_pool(policy: Policy, max_running: int, kv_tokens: int) -> KVPool:
+    token_bytes = 2 * 4 * policy.num_layers * policy.num_kv_heads * policy.head_dim
+    most = MAX_POOL_BYTES // token_bytes
+    num_tokens = kv_tokens or min(most, max_running * min(policy.context_length, most))
+    shape = (policy.num_layers, num_tokens, policy.num_kv_heads, policy.head_dim)
+    return KVPool(torch.zeros(shape), torch.zeros(shape))

@@ -1,0 +1,50 @@
+"""The KV pool's regions: contiguous token ranges, first fit, coalesced on release.
+
+A group's prompt takes one region that all its members read; each member takes one region for its own tokens. A
+sequence's cache is therefore two ranges, and nothing is ever copied or paged.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+
+class RegionAllocator:
+    """Token ranges of a pool.
+
+    Args:
+        num_tokens: of the pool.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_free = num_tokens
+        self._starts = [0]
+        self._sizes = [num_tokens]
+
+    def take(self, size: int) -> int | None:
+        """The start of a free range of `size` tokens, None if none is large enough."""
+        for index, free in enumerate(self._sizes):
+            if free >= size:
+                start = self._starts[index]
+                if free == size:
+                    del self._starts[index], self._sizes[index]
+                else:
+                    self._starts[index] += size
+                    self._sizes[index] -= size
+                self.num_free -= size
+                return start
+        return None
+
+    def release(self, start: int, size: int) -> None:
+        """Give a range back."""
+        index = bisect.bisect_left(self._starts, start)
+        self._starts.insert(index, start)
+        self._sizes.insert(index, size)
+        self.num_free += size
+        if index + 1 < len(self._starts) and start + size == self._starts[index + 1]:
+            self._sizes[index] += self._sizes[index + 1]
+            del self._starts[index + 1], self._sizes[index + 1]
+        if index > 0 and self._starts[index - 1] + self._sizes[index - 1] == start:
+            self._sizes[index - 1] += self._sizes[index]
+            del self._starts[index], self._sizes[index]

@@ -1,0 +1,50 @@
+"""When a sequence ends by itself: stop ids by table, stop strings by decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.generate.batch import DecodeBatch
+from headway.generate.plan import Ints
+from headway.types import Sampling
+
+
+class StopTable:
+    """One row for each distinct set of stops; row 0 never stops.
+
+    Args:
+        vocab_size: V; decode: ids to text.
+    """
+
+    def __init__(self, vocab_size: int, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._rows: dict[tuple[tuple[int, ...], tuple[str, ...]], int] = {((), ()): 0}
+        self._ids: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
+        self._strings: list[tuple[str, ...]] = [()]
+
+    def row(self, sampling: Sampling) -> int:
+        """The row of a request's stops."""
+        if sampling.ignore_eos:
+            return 0
+        key = (tuple(sampling.stop_ids), tuple(sampling.stop_strings))
+        if key not in self._rows:
+            self._rows[key] = len(self._strings)
+            table = np.zeros((1, self._ids.shape[1]), np.bool_)
+            table[0, [token for token in sampling.stop_ids if 0 <= token < self._ids.shape[1]]] = True
+            self._ids = np.concatenate([self._ids, table])
+            self._strings.append(key[1])
+        return self._rows[key]
+
+    def stopped(self, batch: DecodeBatch, rows: Ints, last: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of `rows` [S] have just sampled, as `last` [S], a stop id or the end of a stop string."""
+        stopped = self._ids[batch.stop_row[rows], np.maximum(last, 0)]
+        if any(self._strings):
+            for index in np.flatnonzero(~stopped).tolist():
+                strings = self._strings[int(batch.stop_row[rows[index]])]
+                if strings:
+                    text = self._decode(batch.tokens[rows[index], : batch.count[rows[index]]].tolist())
+                    stopped[index] = any(string in text for string in strings)
+        return stopped
