@@ -1,0 +1,19 @@
+"""Sockets between processes: who binds, who connects, and what happens when a peer is gone."""
+
+from headway.stream.client import GeneratorSocket
+from headway.stream.control import LearnerControl, SupervisorControl
+from headway.stream.endpoint import Endpoints, ipc_directory, ipc_endpoint
+from headway.stream.heartbeat import HeartbeatThread, LivenessMonitor
+from headway.stream.server import LearnerSocket
+
+__all__ = [
+    "Endpoints",
+    "GeneratorSocket",
+    "HeartbeatThread",
+    "LearnerControl",
+    "LearnerSocket",
+    "LivenessMonitor",
+    "SupervisorControl",
+    "ipc_directory",
+    "ipc_endpoint",
+]
