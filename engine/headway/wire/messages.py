@@ -1,4 +1,4 @@
-"""Every message between processes, as typed heads. Arrays travel as frames beside the head (headway.wire.codec).
+"""Every message between processes, as typed heads. Arrays travel beside the head (headway.wire.codec).
 
     generator -> learner   Hello, Trajectories, WeightAck, Bye          on the data socket
                            Heartbeat                                    on the heartbeat socket
@@ -150,7 +150,7 @@ class Event(Message, frozen=True):
 
     Attributes:
         ready: the data endpoint that generators connect to, once it is bound.
-        record: one optimizer step; note: a line for people; lost: index of a generator noticed dead, with why.
+        record: one optimizer step; note: a line for people; lost: index of a generator noticed dead.
         status: JSON of the LearnerStatus, last.
         answered: id of a Command, with `error` "" when it took effect.
     """
