@@ -1,5 +1,15 @@
-"""Recipes: the schema, how it is read, and the rules that span several keys."""
+"""Recipes: the schema, how it is read, the rules that span several keys, and what follows from it.
 
+load_recipe(path, overrides) -> RunConfig      reading; ConfigError holds every fault
+save(config, path)                             writing it back
+describe(config) -> list[str]                  the plan in lines for people
+derived                                        the values that keys left open take
+"""
+
+from headway.config import derived
+from headway.config.folder import RunFolder, create_run, open_run
+from headway.config.loading import load_recipe
+from headway.config.plan import describe
 from headway.config.schema import (
     AlgoConfig,
     BatchConfig,
@@ -14,6 +24,7 @@ from headway.config.schema import (
     StalenessConfig,
     StreamConfig,
 )
+from headway.config.write import save, to_toml
 
 __all__ = [
     "AlgoConfig",
@@ -25,7 +36,15 @@ __all__ = [
     "PushConfig",
     "RewardConfig",
     "RunConfig",
+    "RunFolder",
     "SamplingConfig",
     "StalenessConfig",
     "StreamConfig",
+    "create_run",
+    "derived",
+    "describe",
+    "load_recipe",
+    "open_run",
+    "save",
+    "to_toml",
 ]

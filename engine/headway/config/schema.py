@@ -20,8 +20,12 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """The policy."""
 
-    path: str = Field(description="folder in transformers format, or builtin:NAME for a tiny model made on the spot")
-    reference: str = Field("", description="frozen reference model for the KL term; empty: the starting policy")
+    path: str = Field(
+        description="folder in transformers format, or builtin:NAME for a tiny model made on the spot"
+    )
+    reference: str = Field(
+        default="", description="frozen reference model for the KL term; empty: the starting policy"
+    )
 
 
 class EnvConfig(Section):
@@ -29,126 +33,179 @@ class EnvConfig(Section):
 
     name: str = Field(description="sort | gym:DATASET | table | FILE.py | FILE.py:CLASS")
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the environment")
-    passes: int = Field(0, ge=0, description="times to go over a bounded prompt set; 0: wrap for as long as the run lasts")
-    shuffle: bool = Field(False, description="visit a bounded prompt set in a seeded random order, anew each pass")
+    passes: int = Field(
+        default=0,
+        ge=0,
+        description="times to go over a bounded prompt set; 0: wrap for as long as the run lasts",
+    )
+    shuffle: bool = Field(
+        default=False, description="visit a bounded prompt set in a seeded random order, anew each pass"
+    )
 
 
 class BatchConfig(Section):
     """What one optimizer step trains on."""
 
-    prompts: int = Field(8, ge=1, description="P: groups per optimizer step")
-    samples: int = Field(8, ge=1, description="G: trajectories per group")
-    tokens_per_row: int = Field(4096, ge=2, description="most tokens forwarded at once")
+    prompts: int = Field(default=8, ge=1, description="P: groups per optimizer step")
+    samples: int = Field(default=8, ge=1, description="G: trajectories per group")
+    tokens_per_row: int = Field(default=4096, ge=2, description="most tokens forwarded at once")
     share_prefix: Literal["auto", "tree", "prompt", "none"] = Field(
-        "auto", description="forward common prefixes of a group once; auto: the whole tree where it pays"
+        default="auto",
+        description="forward common prefixes of a group once; auto: the whole tree where it pays",
     )
 
 
 class SamplingConfig(Section):
     """How trajectories are sampled."""
 
-    temperature: float = Field(1.0, ge=0.0, le=100.0, description="of the softmax; travels with every trajectory")
-    max_new_tokens: int = Field(64, ge=0, description="budget of one trajectory")
-    stop_strings: tuple[str, ...] = Field((), description="texts that end a trajectory, besides the EOS ids")
-    ignore_eos: bool = Field(False, description="always run to max_new_tokens")
-    top_k: int = Field(0, ge=0, description="0: off; refused for training")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="1: off; refused for training")
-    min_p: float = Field(0.0, ge=0.0, lt=1.0, description="0: off; refused for training")
+    temperature: float = Field(
+        default=1.0, ge=0.0, le=100.0, description="of the softmax; travels with every trajectory"
+    )
+    max_new_tokens: int = Field(default=64, ge=0, description="budget of one trajectory")
+    stop_strings: tuple[str, ...] = Field(
+        default=(), description="texts that end a trajectory, besides the EOS ids"
+    )
+    ignore_eos: bool = Field(default=False, description="always run to max_new_tokens")
+    top_k: int = Field(default=0, ge=0, description="0: off; refused for training")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="1: off; refused for training")
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0, description="0: off; refused for training")
 
 
 class AlgoConfig(Section):
     """The objective. Empty choices take the objective's own default (docs/objectives.md)."""
 
-    objective: Literal["cispo", "grpo", "dapo", "dr_grpo", "rloo", "gspo"] = Field("cispo", description="the loss")
-    advantage: Literal["", "batch", "group", "mean", "loo"] = Field("", description="how rewards become advantages")
-    denominator: Literal["", "tokens", "sequences", "constant"] = Field("", description="what the loss is divided by")
-    clip_low: float | None = Field(None, gt=0.0, description="ratio clipped below at 1 - clip_low")
-    clip_high: float | None = Field(None, gt=0.0, description="ratio clipped above at 1 + clip_high")
-    dual_clip: float | None = Field(None, gt=1.0, description="bound of the ratio for negative advantages")
-    cap: float = Field(5.0, gt=0.0, description="cap of the importance weight (cispo, KL)")
-    correction: Literal["none", "tis"] = Field("none", description="weight on prox/behaviour, for clipped objectives")
-    correction_cap: float = Field(5.0, gt=0.0, description="cap of the correction's weight")
-    kl: Literal["none", "k3"] = Field("none", description="estimator of the KL to the reference model")
-    kl_coef: float = Field(0.0, ge=0.0, description="weight of the KL term")
-    entropy_coef: float = Field(0.0, ge=0.0, description="weight of the entropy bonus")
-    filter_zero_variance: bool = Field(True, description="replace groups whose rewards are all equal")
+    objective: Literal["cispo", "grpo", "dapo", "dr_grpo", "rloo", "gspo"] = Field(
+        default="cispo", description="the loss"
+    )
+    advantage: Literal["", "batch", "group", "mean", "loo"] = Field(
+        default="", description="how rewards become advantages"
+    )
+    denominator: Literal["", "tokens", "sequences", "constant"] = Field(
+        default="", description="what the loss is divided by"
+    )
+    clip_low: float | None = Field(default=None, gt=0.0, description="ratio clipped below at 1 - clip_low")
+    clip_high: float | None = Field(default=None, gt=0.0, description="ratio clipped above at 1 + clip_high")
+    dual_clip: float | None = Field(
+        default=None, gt=1.0, description="bound of the ratio for negative advantages"
+    )
+    cap: float = Field(default=5.0, gt=0.0, description="cap of the importance weight (cispo, KL)")
+    correction: Literal["none", "tis"] = Field(
+        default="none", description="weight on prox/behaviour, for clipped objectives"
+    )
+    correction_cap: float = Field(default=5.0, gt=0.0, description="cap of the correction's weight")
+    kl: Literal["none", "k3"] = Field(
+        default="none", description="estimator of the KL to the reference model"
+    )
+    kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL term")
+    entropy_coef: float = Field(default=0.0, ge=0.0, description="weight of the entropy bonus")
+    filter_zero_variance: bool = Field(default=True, description="replace groups whose rewards are all equal")
     max_replacements: float = Field(
-        1.0, ge=0.0, description="replacements allowed per optimizer step, as a share of P; past it they are trained"
+        default=1.0,
+        ge=0.0,
+        description="replacements allowed per optimizer step, as a share of P; past it they are trained",
     )
 
 
 class LearnerConfig(Section):
     """The optimizer and its process."""
 
-    lr: float = Field(1e-6, ge=0.0, description="peak learning rate; 0 freezes the policy")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
-    warmup_steps: int = Field(0, ge=0, description="linear warm-up")
-    min_lr_share: float = Field(0.0, ge=0.0, le=1.0, description="of lr, at the end of linear and cosine")
-    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW")
-    beta2: float = Field(0.999, ge=0.0, lt=1.0, description="AdamW")
-    eps: float = Field(1e-8, gt=0.0, description="AdamW")
-    weight_decay: float = Field(0.0, ge=0.0, description="AdamW; biases and norms are never decayed")
-    max_grad_norm: float = Field(1.0, gt=0.0, description="global norm above which gradients are scaled down")
-    max_skipped: int = Field(3, ge=1, description="stop after so many non-finite steps in a row")
-    head_chunk_mib: int = Field(64, ge=1, description="memory for logits while the head's gradients are formed")
-    threads: int = Field(0, ge=0, description="torch threads; 0: a fair share of the cores")
+    lr: float = Field(default=1e-6, ge=0.0, description="peak learning rate; 0 freezes the policy")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="after the warm-up"
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="linear warm-up")
+    min_lr_share: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="of lr, at the end of linear and cosine"
+    )
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW")
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0, description="AdamW")
+    eps: float = Field(default=1e-8, gt=0.0, description="AdamW")
+    weight_decay: float = Field(default=0.0, ge=0.0, description="AdamW; biases and norms are never decayed")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0.0, description="global norm above which gradients are scaled down"
+    )
+    max_skipped: int = Field(default=3, ge=1, description="stop after so many non-finite steps in a row")
+    head_chunk_mib: int = Field(
+        default=64, ge=1, description="memory for logits while the head's gradients are formed"
+    )
+    threads: int = Field(default=0, ge=0, description="torch threads; 0: a fair share of the cores")
 
 
 class StalenessConfig(Section):
     """How far generators may run ahead."""
 
-    policy: Literal["window"] = Field("window", description="see docs/staleness.md")
-    max_lag: int = Field(2, ge=0, description="bound on every trained token's lag, in optimizer steps; 0: synchronous")
-    window: int = Field(0, ge=0, description="W: 0 takes 1 + P * floor(max_lag / 2)")
-    slots: int = Field(0, ge=0, description="most tickets outstanding; 0 takes what max_lag allows")
+    policy: Literal["window"] = Field(default="window", description="see docs/staleness.md")
+    max_lag: int = Field(
+        default=2, ge=0, description="bound on every trained token's lag, in optimizer steps; 0: synchronous"
+    )
+    window: int = Field(default=0, ge=0, description="W: 0 takes 1 + P * floor(max_lag / 2)")
+    slots: int = Field(default=0, ge=0, description="most tickets outstanding; 0 takes what max_lag allows")
 
 
 class PushConfig(Section):
     """How new weights reach the generators."""
 
-    channel: Literal["shm"] = Field("shm", description="shared memory")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the published weights; both sides compute with it")
-    interval: int = Field(1, ge=1, description="K: optimizer steps per push")
-    kv: Literal["keep", "recompute"] = Field("keep", description="KV cache of running sequences after a push")
+    channel: Literal["shm"] = Field(default="shm", description="shared memory")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the published weights; both sides compute with it"
+    )
+    interval: int = Field(default=1, ge=1, description="K: optimizer steps per push")
+    kv: Literal["keep", "recompute"] = Field(
+        default="keep", description="KV cache of running sequences after a push"
+    )
 
 
 class GeneratorConfig(Section):
     """The generators."""
 
-    engine: Literal["torch"] = Field("torch", description="the embedded engine")
-    replicas: int = Field(1, ge=1, le=64, description="generator processes")
-    max_running: int = Field(256, ge=1, description="sequences decoded at once by one generator")
-    kv_tokens: int = Field(0, ge=0, description="tokens of KV cache; 0: what max_running sequences need, at most 4 GiB")
-    prefill_tokens: int = Field(2048, ge=1, description="prompt tokens added to one decode step at most")
-    threads: int = Field(0, ge=0, description="torch threads; 0: a fair share of the cores")
+    engine: Literal["torch"] = Field(default="torch", description="the embedded engine")
+    replicas: int = Field(default=1, ge=1, le=64, description="generator processes")
+    max_running: int = Field(default=256, ge=1, description="sequences decoded at once by one generator")
+    kv_tokens: int = Field(
+        default=0, ge=0, description="tokens of KV cache; 0: what max_running sequences need, at most 4 GiB"
+    )
+    prefill_tokens: int = Field(
+        default=2048, ge=1, description="prompt tokens added to one decode step at most"
+    )
+    threads: int = Field(default=0, ge=0, description="torch threads; 0: a fair share of the cores")
 
 
 class RewardConfig(Section):
     """The reward workers of one generator."""
 
-    workers: int = Field(1, ge=1, le=64, description="processes that compute rewards")
-    deadline_s: float = Field(10.0, gt=0.0, description="for one completion; past it the worker is replaced")
-    max_failure_share: float = Field(0.5, gt=0.0, le=1.0, description="of recent rewards; past it the run stops")
+    workers: int = Field(default=1, ge=1, le=64, description="processes that compute rewards")
+    deadline_s: float = Field(
+        default=10.0, gt=0.0, description="for one completion; past it the worker is replaced"
+    )
+    max_failure_share: float = Field(
+        default=0.5, gt=0.0, le=1.0, description="of recent rewards; past it the run stops"
+    )
 
 
 class StreamConfig(Section):
     """The trajectory plane."""
 
-    transport: Literal["ipc", "tcp"] = Field("ipc", description="between the processes of one host")
-    heartbeat_s: float = Field(2.0, gt=0.0, description="a generator silent for two of these is given up")
-    rollout_deadline_s: float = Field(600.0, gt=0.0, description="for one group, from grant to last member")
-    startup_deadline_s: float = Field(300.0, gt=0.0, description="for processes to load and connect")
-    max_restarts: int = Field(5, ge=0, description="of each generator, before the run stops")
+    transport: Literal["ipc", "tcp"] = Field(default="ipc", description="between the processes of one host")
+    heartbeat_s: float = Field(
+        default=2.0, gt=0.0, description="a generator silent for two of these is given up"
+    )
+    rollout_deadline_s: float = Field(
+        default=600.0, gt=0.0, description="for one group, from grant to last member"
+    )
+    startup_deadline_s: float = Field(default=300.0, gt=0.0, description="for processes to load and connect")
+    max_restarts: int = Field(default=5, ge=0, description="of each generator, before the run stops")
 
 
 class RunConfig(Section):
     """A recipe."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="prefix of the run folder's name")
-    seed: int = Field(0, ge=0, lt=2**31, description="of prompts, sampling and initialisation")
-    steps: int = Field(100, ge=1, description="optimizer steps")
-    run_dir: str = Field("", description="folder of the run; empty: runs/NAME-DATE-TIME")
-    save: bool = Field(True, description="write the final policy as a transformers folder")
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="prefix of the run folder's name"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of prompts, sampling and initialisation")
+    steps: int = Field(default=100, ge=1, description="optimizer steps")
+    run_dir: str = Field(default="", description="folder of the run; empty: runs/NAME-DATE-TIME")
+    save: bool = Field(default=True, description="write the final policy as a transformers folder")
     model: ModelConfig
     env: EnvConfig
     batch: BatchConfig = BatchConfig()

@@ -1,0 +1,73 @@
+"""What follows from a recipe: the values that keys left open take, and the numbers that people ask for.
+
+Pure functions of the frozen tree; the gate, the plan and the checks all read them here, so that they agree.
+"""
+
+from __future__ import annotations
+
+from headway.config.schema import RunConfig
+
+
+def window(config: RunConfig) -> int:
+    """W.
+
+    How many admission indices past the oldest untrained group may be taken. Default 1 + P * floor(L / 2).
+    """
+    chosen = config.staleness.window
+    return chosen or 1 + config.batch.prompts * (config.staleness.max_lag // 2)
+
+
+def window_lag(config: RunConfig) -> int:
+    """ceil((W - 1) / P): the part of max_lag that the window uses up."""
+    return -(-(window(config) - 1) // config.batch.prompts)
+
+
+def admission_lag(config: RunConfig) -> int:
+    """s = max_lag - ceil((W - 1) / P).
+
+    Steps that admission may run ahead. Negative: no such run is possible.
+    """
+    return config.staleness.max_lag - window_lag(config)
+
+
+def most_slots(config: RunConfig) -> int:
+    """(s + 1) * P: tickets that may be outstanding without breaking the bound."""
+    return (admission_lag(config) + 1) * config.batch.prompts
+
+
+def slots(config: RunConfig) -> int:
+    """Tickets outstanding at most: staleness.slots, or all that max_lag allows."""
+    return config.staleness.slots or most_slots(config)
+
+
+def reachable_lag(config: RunConfig) -> int:
+    """The largest lag that the slots and the number of steps leave possible; at most max_lag."""
+    by_slots = (slots(config) - 1) // config.batch.prompts + window_lag(config)
+    return max(0, min(config.staleness.max_lag, by_slots, config.steps - 1))
+
+
+def sequences_per_update(config: RunConfig) -> int:
+    """N = P * G."""
+    return config.batch.prompts * config.batch.samples
+
+
+def sequences_in_flight(config: RunConfig) -> int:
+    """Most sequences that are sampled, buffered or waiting at any moment."""
+    return slots(config) * config.batch.samples
+
+
+def rows_per_update(config: RunConfig) -> int:
+    """Estimate of the packed rows of one update: every completion at its budget, prompts not counted."""
+    per_row = max(1, config.batch.tokens_per_row // max(1, config.sampling.max_new_tokens))
+    return -(-sequences_per_update(config) // per_row)
+
+
+def threads(config: RunConfig, role: str, cores: int) -> int:
+    """Torch threads of one process: what the recipe says, else cores shared fairly among all processes.
+
+    Args:
+        role: "learner" or "generator".
+        cores: of this machine.
+    """
+    chosen = config.learner.threads if role == "learner" else config.generator.threads
+    return chosen or max(1, cores // (config.generator.replicas + 1))

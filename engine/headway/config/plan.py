@@ -1,0 +1,82 @@
+"""What a recipe will do, in lines for people: the processes, the size of an update, the lag (`--dry-run`)."""
+
+from __future__ import annotations
+
+import os
+
+from headway.config import derived
+from headway.config.schema import RunConfig
+
+
+def describe(config: RunConfig, cores: int | None = None) -> list[str]:
+    """The process plan, the size of an update, and what cannot be reached.
+
+    Args:
+        cores: of the machine; None asks the operating system.
+    """
+    cores = cores or os.cpu_count() or 1
+    return [
+        f"run {config.name!r}: {config.steps} updates of {config.model.path} on {config.env.name}, seed "
+        f"{config.seed}",
+        *_processes(config, cores),
+        update_line(config),
+        f"staleness: policy {config.staleness.policy}, window W = {derived.window(config)}, admission s = "
+        f"{derived.admission_lag(config)} steps ahead, {derived.slots(config)} slots; "
+        f"a push every {_count(config.push.interval, 'step')} ({config.push.dtype}, over "
+        f"{config.push.channel})",
+        *warnings(config),
+    ]
+
+
+def update_line(config: RunConfig) -> str:
+    """The one line that says what the batch words mean."""
+    batch = config.batch
+    return (
+        f"per update: {batch.prompts} prompts x {batch.samples} samples = "
+        f"{derived.sequences_per_update(config)} "
+        f"sequences, about {_count(derived.rows_per_update(config), 'row')} of {batch.tokens_per_row} tokens "
+        f"(prompts not counted), max lag {config.staleness.max_lag} => at most "
+        f"{derived.sequences_in_flight(config)} sequences in flight"
+    )
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """What is allowed but will not do what its key suggests."""
+    found: list[str] = []
+    limit, reachable = config.staleness.max_lag, derived.reachable_lag(config)
+    if reachable < limit:
+        cause = (
+            f"{config.steps} updates" if reachable == config.steps - 1 else f"slots = {derived.slots(config)}"
+        )
+        found.append(
+            f"the bound max_lag = {limit} cannot be reached: with {cause} no lag exceeds {reachable}"
+        )
+    decoding = config.generator.replicas * config.generator.max_running
+    in_flight = derived.sequences_in_flight(config)
+    if decoding < in_flight and decoding // config.batch.samples < (limit + 1) * config.batch.prompts:
+        found.append(
+            f"the bound max_lag = {limit} cannot be reached while generation is the slower side: "
+            f"{decoding} sequences "
+            f"are decoded at once (generator.replicas x generator.max_running) of {in_flight} in flight"
+        )
+    if config.learner.lr == 0.0:
+        found.append("learner.lr = 0 freezes the policy: nothing will be learned")
+    return found
+
+
+def _processes(config: RunConfig, cores: int) -> list[str]:
+    learner, generator = (derived.threads(config, role, cores) for role in ("learner", "generator"))
+    replicas, workers = config.generator.replicas, config.reward.workers
+    lines = [
+        f"processes: 1 learner ({_count(learner, 'thread')}) + {_count(replicas, 'generator')} "
+        f"({config.generator.engine}, {_count(generator, 'thread')} each) + "
+        f"{_count(replicas * workers, 'reward worker')}, on {_count(cores, 'core')}, over "
+        f"{config.stream.transport}"
+    ]
+    if learner + replicas * generator > cores:
+        lines.append(f"  {learner + replicas * generator} torch threads share {_count(cores, 'core')}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,98 @@
+"""No key is accepted and ignored: each changes the effective config and is read somewhere in the engine."""
+
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import paths
+from headway.config.checks import value_of
+from headway.config.loading import validate
+
+ENGINE = Path(__file__).parents[2] / "engine" / "headway"
+BASE: dict[str, Any] = {"model": {"path": "builtin:sort"}, "env": {"name": "sort"}}
+
+# What must be given beside a key for its other value to be possible.
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "model.reference": {"algo.kl": "k3", "algo.kl_coef": 0.1},
+    "algo.kl": {"algo.kl_coef": 0.1},
+    "algo.kl_coef": {"algo.kl": "k3"},
+    "algo.correction": {"algo.objective": "grpo"},
+    "algo.clip_low": {"algo.objective": "grpo"},
+    "algo.clip_high": {"algo.objective": "grpo"},
+    "algo.dual_clip": {"algo.objective": "grpo"},
+    "staleness.window": {"staleness.max_lag": 4},
+    "push.interval": {"staleness.max_lag": 8},
+}
+OTHER: dict[str, Any] = {
+    "staleness.slots": 12,
+    "staleness.window": 3,
+    "generator.kv_tokens": 100_000,
+    "algo.clip_low": 0.3,
+    "algo.clip_high": 0.3,
+    "algo.dual_clip": 3.0,
+    "learner.warmup_steps": 7,
+    "env.args": {"digits": 5},
+    "sampling.stop_strings": ["\n"],
+}
+REFUSED_FOR_TRAINING = {"sampling.top_k", "sampling.top_p", "sampling.min_p"}
+
+
+def other_value(path: str) -> Any:
+    if path in OTHER:
+        return OTHER[path]
+    info = paths.fields()[path]
+    default: Any = "" if info.is_required() else info.get_default(call_default_factory=True)
+    choices = typing.get_args(info.annotation)
+    if typing.get_origin(info.annotation) is typing.Literal:
+        return next((choice for choice in choices if choice != default), None)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int):
+        return default + 1
+    if isinstance(default, float):
+        return default * 0.5 or 0.25
+    return "other"
+
+
+def with_key(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    section, _, leaf = path.rpartition(".")
+    if not section:
+        return {**data, leaf: value}
+    return {**data, section: {**data.get(section, {}), leaf: value}}
+
+
+def flippable() -> list[str]:
+    """All keys but those refused for training and those with one choice, kept for the choices to come."""
+    return [
+        path for path in paths.fields() if path not in REFUSED_FOR_TRAINING and other_value(path) is not None
+    ]
+
+
+@pytest.mark.parametrize("path", flippable())
+def test_each_key_changes_the_effective_config(path: str) -> None:
+    value = other_value(path)
+    data = BASE
+    for companion, given in COMPANIONS.get(path, {}).items():
+        data = with_key(data, companion, given)
+    # the base holds the companions only, so it may be refused on its own; the flipped recipe must not be
+    flipped = validate(with_key(data, path, value))
+    default = (
+        ""
+        if paths.fields()[path].is_required()
+        else paths.fields()[path].get_default(call_default_factory=True)
+    )
+    assert value_of(flipped, path) != default
+
+
+@pytest.mark.parametrize("path", sorted(paths.fields()))
+def test_each_key_is_read_by_the_engine(path: str) -> None:
+    leaf = path.rpartition(".")[2]
+    config = ENGINE / "config"
+    sources = [source for source in ENGINE.rglob("*.py") if config not in source.parents]
+    sources += [config / "derived.py", config / "plan.py", config / "folder.py"]
+    text = "\n".join(source.read_text() for source in sources)
+    dynamic = path in REFUSED_FOR_TRAINING  # read by the rule that refuses them
+    assert dynamic or re.search(rf"\.{leaf}\b", text), f"no module reads {path}"
