@@ -1,0 +1,1 @@
+"""What turns rewards and masks into the numbers of the loss: advantages, denominators, objectives by name."""

@@ -1,0 +1,263 @@
+"""The rows of one chunk of logits: scores in one sweep, gradients written in place of the logits.
+
+head.py drives it: score(), then accumulate() while the chunk still holds the exponentials of those rows.
+
+The sweeps work on blocks of rows that fit the cache, so that a chunk goes through memory once per matrix
+product and twice for the softmax, not once per elementwise operation.
+
+Legend: N rows of the chunk, B rows of a block, A rows that carry a gradient, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+# Half of a common L2: a block of logits and the scratch of the same size stay in the cache.
+BLOCK_BYTES = 512 << 10
+ACCELERATOR_BLOCK_BYTES = 16 << 20
+# glibc serves blocks below 32 MiB from the heap once one was freed; freed there they fragment it. Chunks that
+# come near are rounded up to be mapped; pages that are not touched cost nothing.
+HEAP_LIMIT = 33 << 20
+HEAP_SAFE = 8 << 20
+# Finite stand-in for -inf minus the row's maximum: its exponential is 0 and 0 times it is not NaN.
+LOWEST = -1e4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """A head in the compute dtype (float32, or float64 for float64 inputs).
+
+    Attributes:
+        weight: [V, H]; bias: [V] or None; softcap: c or None; scale: factor of the logits.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    softcap: float | None
+    scale: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute dtype."""
+        return self.weight.dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowScores:
+    """Per row, in the compute dtype: log-prob of the target, logsumexp, and entropy where wanted."""
+
+    logp: Tensor
+    logsumexp: Tensor
+    entropy: Tensor | None
+
+    @staticmethod
+    def empty(num_rows: int, dtype: torch.dtype, device: torch.device, *, with_entropy: bool) -> RowScores:
+        """Room for the scores of `num_rows` rows."""
+        logp, logsumexp, entropy = torch.zeros(3, num_rows, dtype=dtype, device=device).unbind(0)
+        return RowScores(logp, logsumexp, entropy if with_entropy else None)
+
+    def rows(self, start: int, end: int) -> RowScores:
+        """Views of the rows [start, end)."""
+        entropy = None if self.entropy is None else self.entropy[start:end]
+        return RowScores(self.logp[start:end], self.logsumexp[start:end], entropy)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    """The rows whose exponentials the chunk holds.
+
+    Attributes:
+        x: [N, H], inputs times `factor`, so that logits = x weight^T (+ factor bias).
+        target: [N], ids; factor: [N], the folded scale (and temperature, if there is no softcap).
+        inv_temperature: [N], what a softcap's slope is still to be multiplied by.
+        total: float64 [N], sum of the exponentials exp(z - max); log_total: its log.
+        miss: float64 [N], 1 - p(target), without cancellation.
+        entropy: [N]; None unless it was asked for.
+    """
+
+    x: Tensor
+    target: Tensor
+    factor: Tensor
+    inv_temperature: Tensor
+    total: Tensor
+    log_total: Tensor
+    miss: Tensor
+    entropy: Tensor | None
+
+
+class LogitChunk:
+    """A reused buffer for the logits of up to `num_rows` rows; holds one set of rows at a time."""
+
+    def __init__(self, head: Head, num_rows: int, chunk_bytes: int) -> None:
+        """Plans for `num_rows` rows in all, within `chunk_bytes` (one row at least)."""
+        self._head = head
+        device, vocabulary = head.weight.device, head.weight.shape[0]
+        row_bytes = vocabulary * head.dtype.itemsize
+        num_buffers = 1 if head.softcap is None else 2
+        self.num_rows = max(1, chunk_bytes // (row_bytes * num_buffers))
+        held_rows = max(1, min(self.num_rows, num_rows))
+        self._logits = _allocate(held_rows, vocabulary, head.dtype, device)
+        self._slopes = None if head.softcap is None else _allocate(held_rows, vocabulary, head.dtype, device)
+        block_bytes = BLOCK_BYTES if device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
+        self._block_rows = max(1, min(held_rows, block_bytes // row_bytes))
+        self._scratch = torch.empty(self._block_rows, vocabulary, dtype=head.dtype, device=device)
+        self._held: _Held | None = None
+
+    def score(self, x: Tensor, target: Tensor, inv_temperature: Tensor, out: RowScores) -> None:
+        """Computes the scores of these rows into `out` and keeps their exponentials.
+
+        Args:
+            x: [N, H]; target: int64 [N]; inv_temperature: float [N]; N <= num_rows. out: N rows.
+        """
+        head, num_rows = self._head, x.shape[0]
+        inv_temperature = inv_temperature.to(head.dtype)
+        factor = torch.full_like(inv_temperature, head.scale)
+        if head.softcap is None:
+            factor = factor * inv_temperature
+        x_NH = x.to(head.dtype) * factor[:, None]
+        logits_NV = self._logits[:num_rows]
+        torch.mm(x_NH, head.weight.t(), out=logits_NV)
+        picked = torch.empty(num_rows, 1, dtype=head.dtype, device=x.device)
+        peak = torch.empty_like(picked)
+        sums = torch.empty(num_rows, dtype=torch.float64, device=x.device)
+        dots = None if out.entropy is None else torch.empty_like(sums)
+        index = target[:, None]
+        for low in range(0, num_rows, self._block_rows):
+            high = min(low + self._block_rows, num_rows)
+            block_BV, scratch_BV = logits_NV[low:high], self._scratch[: high - low]
+            self._shape_logits(block_BV, low, high, factor, inv_temperature)
+            torch.amax(block_BV, 1, keepdim=True, out=peak[low:high])
+            block_BV.sub_(peak[low:high])
+            torch.gather(block_BV, 1, index[low:high], out=picked[low:high])
+            if head.bias is not None:
+                block_BV.clamp_(min=LOWEST)
+            if dots is None:
+                torch.exp(block_BV, out=block_BV)
+            else:
+                torch.exp(block_BV, out=scratch_BV)
+                block_BV.mul_(scratch_BV)
+                torch.sum(block_BV, 1, dtype=torch.float64, out=dots[low:high])
+                block_BV.copy_(scratch_BV)
+            torch.sum(block_BV, 1, dtype=torch.float64, out=sums[low:high])
+        log_sum = sums.log()
+        logp = picked[:, 0].to(torch.float64) - log_sum
+        out.logp.copy_(logp)
+        out.logsumexp.copy_(log_sum + peak[:, 0])
+        if out.entropy is not None and dots is not None:
+            out.entropy.copy_(log_sum - dots / sums)
+        self._held = _Held(
+            x_NH, target, factor, inv_temperature, sums, log_sum, -torch.expm1(logp), out.entropy
+        )
+
+    def accumulate(
+        self,
+        coefficient: Tensor,
+        entropy_weight: Tensor | None,
+        *,
+        x_grad: Tensor,
+        weight_grad: Tensor | None,
+        bias_grad: Tensor | None,
+    ) -> None:
+        """Turns the held exponentials into dL/dlogits and adds their products to the gradients.
+
+        Rows whose coefficient and entropy weight are 0 take no part in any product, so a value in them that
+        is not finite reaches nothing. The exponentials are used up.
+
+        Args:
+            coefficient: [N], dL/dlogp. entropy_weight: [N], minus dL/dentropy; None: no entropy term.
+            x_grad: [N, H], written on the rows that take part. weight_grad: [V, H]; bias_grad: [V]; added to.
+        """
+        assert self._held is not None, "accumulate() follows score()"
+        held, self._held = self._held, None
+        live = coefficient != 0
+        if entropy_weight is not None:
+            live = live | (entropy_weight != 0)
+        rows = live.nonzero()[:, 0]
+        num_live = rows.shape[0]
+        if num_live == 0:
+            return
+        whole = num_live == live.shape[0]
+        self._differentiate(held, rows, whole, coefficient, entropy_weight)
+        gradient_AV = self._logits[:num_live]
+        x_AH = held.x if whole else held.x[rows]
+        factor = held.factor if whole else held.factor[rows]
+        x_grad_AH = torch.mm(gradient_AV, self._head.weight).mul_(factor[:, None])
+        if whole:
+            x_grad.copy_(x_grad_AH)
+        else:
+            x_grad.index_copy_(0, rows, x_grad_AH.to(x_grad.dtype))
+        if weight_grad is not None:
+            weight_grad.addmm_(gradient_AV.t(), x_AH)
+        if bias_grad is not None:
+            bias_grad.addmv_(gradient_AV.t(), factor)
+
+    def _shape_logits(
+        self, block_BV: Tensor, low: int, high: int, factor: Tensor, inv_temperature: Tensor
+    ) -> None:
+        """Bias and softcap, in place; the softcap's slope is kept."""
+        head = self._head
+        if head.bias is not None:
+            block_BV.addr_(factor[low:high], head.bias)
+        if head.softcap is not None:
+            assert self._slopes is not None
+            slope_BV = self._slopes[low:high]
+            block_BV.mul_(1.0 / head.softcap).tanh_()
+            torch.mul(block_BV, block_BV, out=slope_BV)
+            torch.sub(1.0, slope_BV, out=slope_BV)
+            block_BV.mul_((inv_temperature[low:high] * head.softcap)[:, None])
+
+    def _differentiate(
+        self, held: _Held, rows: Tensor, whole: bool, coefficient: Tensor, entropy_weight: Tensor | None
+    ) -> None:
+        """Writes dL/d(x weight^T) of the live rows over the front of the buffer, in order.
+
+        dlogp/dz = onehot - p; d(-H)/dz = p (log p + H). The one-hot is subtracted in float64, where
+        1 - p(target) has no cancellation, and only then rounded.
+        """
+        dtype = self._head.dtype
+        coefficient = coefficient.to(torch.float64)
+        slope_p = -coefficient / held.total
+        slope_plogp = None
+        if entropy_weight is not None and held.entropy is not None:
+            slope_plogp = entropy_weight.to(torch.float64) / held.total
+            slope_p = slope_p + slope_plogp * (held.entropy - held.log_total)
+        at_target = (coefficient * held.miss).to(dtype)
+        for low in range(0, rows.shape[0], self._block_rows):
+            high = min(low + self._block_rows, rows.shape[0])
+            picked = slice(low, high) if whole else rows[low:high]
+            # Live rows only move to the front: a block never overwrites a live row that is still to be read.
+            block_BV = self._logits[low:high]
+            if not whole:
+                moved_BV = self._scratch[: high - low]
+                torch.index_select(self._logits, 0, rows[low:high], out=moved_BV)
+                block_BV.copy_(moved_BV)
+            target = held.target[picked][:, None]
+            onehot = at_target[picked][:, None]
+            if slope_plogp is not None:
+                scratch_BV = self._scratch[: high - low]
+                torch.clamp(block_BV, min=torch.finfo(dtype).tiny, out=scratch_BV)
+                scratch_BV.log_().mul_(block_BV).mul_(slope_plogp[picked][:, None].to(dtype))
+                entropy_part = (
+                    torch.gather(block_BV, 1, target)
+                    .mul_((slope_p + coefficient / held.total)[picked][:, None].to(dtype))
+                    .add_(torch.gather(scratch_BV, 1, target))
+                )
+                onehot = onehot + entropy_part
+                block_BV.mul_(slope_p[picked][:, None].to(dtype)).add_(scratch_BV)
+            else:
+                block_BV.mul_(slope_p[picked][:, None].to(dtype))
+            block_BV.scatter_(1, target, onehot)
+            if self._slopes is not None:
+                slope_BV = self._slopes[low:high] if whole else self._slopes[rows[low:high]]
+                block_BV.mul_(slope_BV).mul_(held.inv_temperature[picked][:, None])
+
+
+def _allocate(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised [rows, columns]; see HEAP_LIMIT for the size of what lies behind it."""
+    size = rows * columns
+    if device.type == "cpu" and HEAP_SAFE < size * dtype.itemsize < HEAP_LIMIT:
+        return torch.empty(HEAP_LIMIT // dtype.itemsize, dtype=dtype)[:size].view(rows, columns)
+    return torch.empty(size, dtype=dtype, device=device).view(rows, columns)
