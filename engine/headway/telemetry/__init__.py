@@ -1,0 +1,18 @@
+"""What a process says about itself: time splits, metric sinks, safe text, and the watch on its parent."""
+
+from headway.telemetry.clock import SplitClock, State
+from headway.telemetry.parent import watch_parent
+from headway.telemetry.sanitise import printable
+from headway.telemetry.sink import JsonlSink, MemorySink, MetricsSink, read_records, write_summary
+
+__all__ = [
+    "JsonlSink",
+    "MemorySink",
+    "MetricsSink",
+    "SplitClock",
+    "State",
+    "printable",
+    "read_records",
+    "watch_parent",
+    "write_summary",
+]
