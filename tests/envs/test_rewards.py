@@ -259,7 +259,9 @@ def test_check_stops_when_most_rewards_fail_and_shows_the_first_error(pool: Rewa
     pool.check()  # fewer than 50: too early to judge
     pool.submit(2, 0, completions("raises"))
     collect(pool, 1)
-    with pytest.raises(EnvironmentFailure, match="50 of the last 50 .*50 raised.*ValueError: no such answer"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"50 of the last 50 .*50 raised.*ValueError: no such answer"
+    ):
         pool.check()
 
 
@@ -354,7 +356,8 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_the_worker_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, headway.envs.worker as w; print({'torch', 'transformers', 'reasoning_gym'} & set(sys.modules))"
+    heavy = "{'torch', 'transformers', 'reasoning_gym', 'matplotlib'}"
+    code = f"import sys, headway.envs.worker; print({heavy} & set(sys.modules))"
     path = os.pathsep.join(entry for entry in sys.path if entry)
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
