@@ -183,7 +183,7 @@ def test_auto_takes_the_tree_where_it_saves_a_tenth() -> None:
 
 
 def test_documents_of_a_row_never_see_each_other() -> None:
-    """Three documents in one row; a changed first one leaves the others' tokens, positions and sight alone."""
+    """Three documents in one row; a changed first leaves the others as they were."""
     documents = [([1, 2], [3, 4, 5]), ([6], [7, 8]), ([9, 9, 9], [1, 1])]
     changed = [([4, 4], [4, 4, 4]), *documents[1:]]
     rows = [

@@ -11,7 +11,7 @@ s + ceil((W - 1) / P) <= max_lag (docs/staleness.md): a proof does not protect a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.staleness.ledger import Ledger, LedgerCounts
@@ -127,18 +127,29 @@ class Gate:
         complete = len(chosen) == self.policy.groups_per_step or last
         return Selection(chosen if complete else [], drop)
 
-    def trained(self, ticket_ids: Collection[int], version: PolicyVersion) -> None:
+    def trained(
+        self,
+        ticket_ids: Collection[int],
+        version: PolicyVersion,
+        masked: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
         """One optimizer step consumed this batch and made this version (the same one if the step was
         skipped).
 
         A batch is used once: its tickets end here, and a second step on them raises AssertionError.
+
+        Args:
+            ticket_ids: of the batch.
+            version: of the weights that the step made.
+            masked: per ticket, (whole trajectories, sampled tokens) that carried no loss; the tokens include
+                those of the trajectories.
         """
         if version not in (self.version, PolicyVersion(self.version.epoch, self.step + 1)):
             raise AssertionError(
                 f"version {version} cannot follow {self.version}: one optimizer step per batch"
             )
         for ticket_id in ticket_ids:
-            self.ledger.train(ticket_id)
+            self.ledger.train(ticket_id, *(masked or {}).get(ticket_id, (0, 0)))
         self.version = version
 
     def dropped(self, ticket_id: int, reason: DropReason) -> None:
