@@ -66,5 +66,5 @@ def test_it_has_no_last_prompt_and_refuses_nonsense() -> None:
     assert load_environment(EnvSpec("sort")).num_prompts is None
     with pytest.raises(EnvironmentFailure, match="digits: got 0"):
         load_environment(EnvSpec("sort", {"digits": 0}))
-    with pytest.raises(EnvironmentFailure, match="'reward'.*'fuzzy'"):
+    with pytest.raises(EnvironmentFailure, match=r"'reward'.*'fuzzy'"):
         load_environment(EnvSpec("sort", {"reward": "fuzzy"}))
