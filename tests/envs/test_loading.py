@@ -84,6 +84,7 @@ def test_two_files_of_one_name_do_not_mix(tmp_path: Path) -> None:
         (GOOD.replace('f"{self.args[0]}{index}"', "1 / 0"), "", {}, "ZeroDivisionError"),
         (GOOD, "", {"wrod": "x"}, "'wrod'; did you mean 'word'.*allowed: word, scale, pair, loud"),
         (GOOD, "", {"word": 5}, "argument 'word': got 5"),
+        (GOOD, "", {"word": [["nested"]]}, "argument 'word': got .*nested"),  # type: ignore[list-item]
         (GOOD.replace('word: str = "a"', "word"), "", {}, "needs the arguments: word"),
     ],
 )
@@ -112,5 +113,7 @@ def test_prompts_are_checked() -> None:
 
 
 def test_specs_travel() -> None:
-    spec = EnvSpec("gym:chain_sum", {"a": 1, "b": 0.5, "c": "x", "d": [1, "x", None], "e": None, "f": True})
+    spec = EnvSpec(
+        "gym:chain_sum", {"a": 1, "b": 0.5, "c": "x", "d": [1, "x", None], "e": None, "f": {"x": True}}
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=EnvSpec) == spec

@@ -12,7 +12,8 @@ import msgspec
 
 from headway.errors import EnvironmentFailure
 
-ArgumentValue = str | int | float | bool | list[str | int | float | bool | None] | None
+Scalar = str | int | float | bool | None
+ArgumentValue = Scalar | list[Scalar] | dict[str, Scalar]
 
 
 def unknown_argument(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -34,12 +34,26 @@ class EnvSpec(msgspec.Struct, frozen=True):
     args: dict[str, ArgumentValue] = {}
 
 
+def check_spec(spec: EnvSpec) -> None:
+    """Refuses arguments that cannot travel to a reward worker.
+
+    Raises:
+        EnvironmentFailure: a value that is no text, number, bool, None, or flat list or table of these.
+    """
+    for name, value in spec.args.items():
+        try:
+            msgspec.convert(value, ArgumentValue)
+        except msgspec.ValidationError as error:
+            raise EnvironmentFailure(f"{spec.name}, argument {name!r}: got {value!r}: {error}") from error
+
+
 def load_environment(spec: EnvSpec) -> Environment:
     """Builds the environment and looks at its first prompt.
 
     Raises:
         EnvironmentFailure: no such environment, bad arguments, an incomplete class, or its own error.
     """
+    check_spec(spec)
     constructor, fixed = _find_class(spec.name)
     for name in spec.args.keys() & fixed.keys():
         raise EnvironmentFailure(f"{spec.name}: the argument {name!r} is given by the name already")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from headway.envs.loading import EnvSpec
+from headway.envs.loading import EnvSpec, check_spec
 from headway.envs.messages import Batch, Ready, Refused, Scored, Setup
 from headway.envs.process import WorkerProcess
 from headway.envs.protocol import Completion
@@ -94,6 +94,7 @@ class RewardPool:
                 f"num_workers: got {num_workers}, expected at least 1; deadline_s: got {deadline_s}, "
                 f"expected more than 0"
             )
+        check_spec(spec)
         self._setup = Setup(spec)
         self._deadline_s = deadline_s
         self._start_timeout_s = start_timeout_s
