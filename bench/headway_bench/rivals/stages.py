@@ -9,7 +9,7 @@ from typing import Any
 
 
 class StageClock:
-    """Wraps methods of an instance and adds up the wall seconds spent in each. Stages may nest; each counts fully."""
+    """Wraps methods of an instance and adds up the wall seconds spent in each; a nested one counts twice."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

@@ -1,7 +1,7 @@
-"""Digit sorting: prompts, rewards, the character vocabulary, and the tiny model that a warm-up takes to ~0.13 reward.
+"""Digit sorting: prompts, rewards, the character vocabulary, and a tiny model warmed up to a reward of 0.13.
 
-A prompt is `^s` + digits + `=`, its answer the sorted digits + `$`. The warm-up is supervised; a quarter of its
-targets are sorted and the rest are copies, so RL has to choose sorting and to sharpen it.
+A prompt is `^s` + digits + `=`, its answer the sorted digits + `$`. The warm-up is supervised; a quarter
+of its targets are sorted and the rest are copies, so RL has to choose sorting and to sharpen it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def exact_match(prompt: str, completion: str) -> float:
 
 
 def spread_reward(token_ids: Sequence[int]) -> float:
-    """A reward for throughput runs: cheap, never learnt, and different within a group, so every sample is trained."""
+    """A reward for throughput runs: cheap, and different within a group, so that every sample is trained."""
     return float(sum(token_ids) % 7)
 
 
@@ -90,11 +90,9 @@ def build_model(seed: int) -> Any:
             num_key_value_heads=2,
             max_position_embeddings=512,
             tie_word_embeddings=True,
-            rope_theta=10000.0,
             bos_token_id=BOS_ID,
             eos_token_id=EOS_ID,
             pad_token_id=PAD_ID,
-            attn_implementation="sdpa",
         )
     )
 

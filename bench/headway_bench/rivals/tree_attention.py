@@ -1,7 +1,7 @@
-"""A CPU stand-in for `flash_attn_varlen_func`, which TRL's asynchronous trainer calls on its packed prefix trees.
+"""A CPU stand-in for `flash_attn_varlen_func`, which TRL's asynchronous trainer calls on its prefix trees.
 
-Each of S segments holds the queries of one stretch of the tree; its keys are the whole path from the root. Masks are
-aligned bottom-right: the last query of a segment sees all the keys of its path.
+Each of S segments holds the queries of one stretch of the tree; its keys are the whole path from the
+root. Masks are aligned bottom-right: the last query of a segment sees all the keys of its path.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-# Up to this many query-key pairs one dense masked call is faster than a call per segment (both were timed on two
-# cores: short rows have hundreds of segments of a token or two).
+# Up to this many query-key pairs one dense masked call is faster than a call per segment (both were timed
+# on two cores: short rows have hundreds of segments of a token or two).
 DENSE_PAIRS = 2_000_000
 
 
@@ -40,7 +40,9 @@ def varlen_attention(
         [Q, heads, head_dim].
     """
     if not causal or window_size != (-1, -1):
-        raise NotImplementedError(f"causal full attention only, got causal={causal}, window_size={window_size}")
+        raise NotImplementedError(
+            f"causal full attention only, got causal={causal}, window_size={window_size}"
+        )
     if query_QHD.shape[0] * key_KhD.shape[0] <= DENSE_PAIRS:
         mask_QK = segment_mask(bounds_q, bounds_k)
         return _attend(query_QHD, key_KhD, value_KhD, mask_QK, softmax_scale)
@@ -60,7 +62,9 @@ def segment_mask(bounds_q: torch.Tensor, bounds_k: torch.Tensor) -> torch.Tensor
     lengths_q, lengths_k = bounds_q.diff().long(), bounds_k.diff().long()
     segments = torch.arange(len(lengths_q))
     segment_q, segment_k = segments.repeat_interleave(lengths_q), segments.repeat_interleave(lengths_k)
-    place_q = torch.arange(len(segment_q)) - bounds_q[:-1].long()[segment_q] + (lengths_k - lengths_q)[segment_q]
+    place_q = (
+        torch.arange(len(segment_q)) - bounds_q[:-1].long()[segment_q] + (lengths_k - lengths_q)[segment_q]
+    )
     place_k = torch.arange(len(segment_k)) - bounds_k[:-1].long()[segment_k]
     return (segment_q[:, None] == segment_k[None]) & (place_k[None] <= place_q[:, None])
 

@@ -1,9 +1,9 @@
 """TRL's AsyncGRPOTrainer on a workload, made to run on a CPU: one trainer process and one rollout process.
 
-As shipped it needs a GPU three times over: attention is the FlashAttention-3 kernel from the Hub, weights travel by
-NCCL to a vLLM server, and the peak of the device is asked of CUDA. The stand-ins are varlen_attention, SharedWeights
-with RolloutWorker, and a constant. What TRL ships and what decides its speed here stays as it is: the prefix trees,
-the fused head, the trainer's loop and the staleness bound.
+As shipped it needs a GPU three times over: attention is the FlashAttention-3 kernel from the Hub, weights
+travel by NCCL to a vLLM server, and the peak of the device is asked of CUDA. The stand-ins are
+varlen_attention, SharedWeights with RolloutWorker, and a constant. What TRL ships and what decides its
+speed here stays as it is: the prefix trees, the fused head, the trainer's loop and the staleness bound.
 
 The clock runs from the worker's first generate call, its imports and model loading done, to the last update.
 """
@@ -39,7 +39,7 @@ class FlashAttentionStandIn:
 
 
 class Stopwatch(TrainerCallback):
-    """Keeps what the trainer logs at each update and when the first batch was there and the last update done."""
+    """Keeps what the trainer logs at each update, and when the first batch came and the last update ended."""
 
     def __init__(self) -> None:
         self.first_batch = self.ended = 0.0
@@ -103,7 +103,9 @@ def run(options: RunnerOptions, output_dir: str) -> Report:
     worker, stopwatch = RolloutWorker(options, weights), Stopwatch()
     tokenizer = AutoTokenizer.from_pretrained(options.checkpoint)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    unused_prompts = [[{"role": "user", "content": prompt}] for prompt in make_prompts(64, workload.digits, 1)]
+    unused_prompts = [
+        [{"role": "user", "content": prompt}] for prompt in make_prompts(64, workload.digits, 1)
+    ]
     trainer = AsyncGRPOTrainer(
         model=str(options.checkpoint),
         reward_funcs=lambda **_: 0,  # the worker scores
@@ -142,7 +144,9 @@ def make_report(
             "generated_tokens_per_s": links.generated_tokens.value / max(links.generate_s.value, 1e-9),
             "send_weights_s": weights.send_s,
             "mean_lag": mean_of_last(lags, len(lags)),
-            "forwarded_tokens_per_step": mean_of_last(stopwatch.values("batch/forwarded_tokens_per_step"), 100),
+            "forwarded_tokens_per_step": mean_of_last(
+                stopwatch.values("batch/forwarded_tokens_per_step"), 100
+            ),
             # A laxer clock, begun when the first batch lies ready: what a loop that never stops would see.
             "samples_per_s_after_first_batch": samples / (stopwatch.ended - stopwatch.first_batch),
             "processes": 2.0,

@@ -33,7 +33,7 @@ SPARE_BATCHES = 8
 
 
 class SharedWeights:
-    """The newest weights, flat and fp32, with the number of their version. The trainer writes, the worker copies.
+    """The newest weights, flat and fp32, with their version. The trainer writes, the worker copies.
 
     It is TRL's WeightTransferProtocol. A version counts the sends, as the trainer's own `model_version` does.
     """
@@ -85,7 +85,9 @@ class Links:
 
     samples: Any
     stop: Any
-    first_ticket: Any  # time.perf_counter (one clock for all processes of a machine) of the first generate call
+    first_ticket: (
+        Any  # time.perf_counter (one clock for all processes of a machine) of the first generate call
+    )
     generate_s: Any
     generated_tokens: Any
 
@@ -149,9 +151,11 @@ def sample_forever(options: RunnerOptions, links: Links, weights: SharedWeights)
 def generate(
     model: Any, options: RunnerOptions, prompts: list[str]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Sample every prompt's completions; returns token ids and log-probs per completion, cut after the end sign."""
+    """Sample the completions; returns the token ids and log-probs of each, cut after the end sign."""
     workload = options.workload
-    input_ids = torch.tensor([encode(prompt) for prompt in prompts]).repeat_interleave(workload.completions, 0)
+    input_ids = torch.tensor([encode(prompt) for prompt in prompts]).repeat_interleave(
+        workload.completions, 0
+    )
     forced = {"min_new_tokens": workload.max_tokens} if workload.forced_length else {}
     with torch.no_grad():
         output = model.generate(
@@ -187,7 +191,7 @@ def scored(
     log_probs: list[list[float]],
     version: int,
 ) -> Iterator[Any]:
-    """The RolloutSamples of one batch, with group-normalised advantages; `first` is the batch's first prompt."""
+    """The RolloutSamples of a batch, advantages normalised by group; `first` is its first prompt."""
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     workload = options.workload
@@ -196,7 +200,10 @@ def scored(
         rewards = np.array([spread_reward(token_ids) for token_ids in completions])
     else:
         rewards = np.array(
-            [exact_match(prompts[group], decode(ids)) for group, ids in zip(group_of, completions, strict=True)]
+            [
+                exact_match(prompts[group], decode(ids))
+                for group, ids in zip(group_of, completions, strict=True)
+            ]
         )
     grouped = rewards.reshape(-1, workload.completions)
     centred = grouped - grouped.mean(1, keepdims=True)

@@ -35,7 +35,9 @@ def main() -> int:
         record = {"steps": given.steps, "seed": given.seed, "sampled_reward": reward}
         (made / "warmup.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
         if not LEAST_REWARD <= reward <= MOST_REWARD:
-            print(f"warm-up ended at a sampled reward of {reward:.3f}, expected {LEAST_REWARD} to {MOST_REWARD}")
+            print(
+                f"warm-up ended at a sampled reward of {reward:.3f}, expected {LEAST_REWARD} to {MOST_REWARD}"
+            )
             return 1
         os.replace(made, given.folder)
     print(f"made {given.folder} in {time.perf_counter() - began:.0f} s, sampled reward {reward:.3f}")
