@@ -1,0 +1,72 @@
+// The C interface of libheadway_kernels_cpu: what kernels/headway_kernels/{native,attention,sampling}.py call.
+//
+// Plain pointers, sizes and strides; no torch. Strides count elements, never bytes. The caller owns every buffer and
+// has validated every index: nothing here checks bounds. Functions are thread-safe; num_threads <= 1 starts no thread.
+// Any change of a struct or of a signature raises HEADWAY_CPU_ABI here, in CMakeLists.txt and in native.py.
+#pragma once
+
+#include <cstdint>
+
+#define HEADWAY_CPU_ABI 1
+
+#if defined(_WIN32)
+#define HEADWAY_EXPORT extern "C" __declspec(dllexport)
+#else
+#define HEADWAY_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+extern "C" {
+
+// Which keys each run of consecutive queries sees; see AttentionPlan in attention.py.
+struct HeadwayPlan {
+    const int64_t* query_start;
+    const int64_t* query_len;
+    const int64_t* causal_start;
+    const int64_t* causal_base;
+    const int64_t* range_offsets;  // [num_runs + 1]
+    const int64_t* range_start;
+    const int64_t* range_len;
+    int64_t num_runs;
+    int64_t num_queries;
+    int64_t num_keys;
+};
+
+// One [tokens, heads, head_dim] tensor; the head dimension is contiguous.
+struct HeadwayView {
+    float* data;
+    int64_t token_stride;
+    int64_t head_stride;
+};
+}
+
+// out and lse rows of queries that no run covers are left as they are. lse[num_queries, num_heads] (in units of log 2,
+// what the backward needs) may be null. Returns 0.
+HEADWAY_EXPORT int headway_attention_forward(const HeadwayPlan* plan, const HeadwayView* query, const HeadwayView* key,
+                                             const HeadwayView* value, const HeadwayView* out, float* lse,
+                                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float scale,
+                                             int64_t num_threads);
+
+// Writes the covered rows of d_query; adds to d_key and d_value, which the caller zeroes.
+HEADWAY_EXPORT int headway_attention_backward(const HeadwayPlan* plan, const HeadwayView* query,
+                                              const HeadwayView* key, const HeadwayView* value,
+                                              const HeadwayView* out, const float* lse, const HeadwayView* d_out,
+                                              const HeadwayView* d_query, const HeadwayView* d_key,
+                                              const HeadwayView* d_value, int64_t num_heads, int64_t num_kv_heads,
+                                              int64_t head_dim, float scale, int64_t num_threads);
+
+// Returns the number of rows that cannot be sampled (token -1, log-prob NaN).
+HEADWAY_EXPORT int64_t headway_sample_tokens(const float* logits, int64_t row_stride, int64_t num_rows,
+                                             int64_t vocab_size, const float* inv_temperature, const int64_t* seeds,
+                                             const int64_t* positions, int64_t* tokens, float* logprobs,
+                                             int64_t num_threads);
+
+HEADWAY_EXPORT int headway_cpu_abi(void);
+
+// The instruction sets that this build has and this processor runs, comma-separated, best last.
+HEADWAY_EXPORT const char* headway_cpu_isas(void);
+
+// Restricts the dispatch to one of them (for tests and benchmarks); null or "" lifts it. Returns 0, or -1 if unknown.
+HEADWAY_EXPORT int headway_cpu_force_isa(const char* name);
+
+// Whether num_threads > 1 has any effect.
+HEADWAY_EXPORT int headway_cpu_has_threads(void);

@@ -1,0 +1,137 @@
+"""The native CPU library: found once, loaded with ctypes, its interface number checked.
+
+Comes in: libheadway_kernels_cpu.so, which CMake installs beside this package. Goes out: a CDLL with typed functions, or
+None with a reason; then every op runs on its plain PyTorch reference. Called by the ops of this package.
+
+HEADWAY_NATIVE=0 in the environment leaves the library out; HEADWAY_NATIVE=/path/to/lib.so loads that one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import headway_kernels
+
+ABI = 1  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
+FILE_NAME = "libheadway_kernels_cpu.so"
+
+logger = logging.getLogger("headway.kernels")
+
+
+class PlanStruct(Structure):
+    """HeadwayPlan of csrc/headway_cpu.h: pointers to the plan's int64 arrays and their sizes."""
+
+    _fields_ = [  # noqa: RUF012 - ctypes reads a plain list
+        ("query_start", c_void_p),
+        ("query_len", c_void_p),
+        ("causal_start", c_void_p),
+        ("causal_base", c_void_p),
+        ("range_offsets", c_void_p),
+        ("range_start", c_void_p),
+        ("range_len", c_void_p),
+        ("num_runs", c_int64),
+        ("num_queries", c_int64),
+        ("num_keys", c_int64),
+    ]
+
+
+class ViewStruct(Structure):
+    """HeadwayView of csrc/headway_cpu.h: a [tokens, heads, head_dim] fp32 tensor, strides in elements."""
+
+    _fields_ = [("data", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64)]  # noqa: RUF012
+
+
+def library() -> CDLL | None:
+    """The loaded library, or None; the first call logs what was found."""
+    return _load()[0]
+
+
+def available() -> bool:
+    """Whether ops with backend="cpu" can run here."""
+    return library() is not None
+
+
+def why_not() -> str:
+    """Why the library is missing; "" where it is loaded."""
+    return _load()[1]
+
+
+def instruction_sets() -> list[str]:
+    """The instruction sets that the library has and this processor runs, best last; [] without the library."""
+    lib = library()
+    return [] if lib is None else lib.headway_cpu_isas().decode().split(",")
+
+
+def force_instruction_set(name: str | None) -> None:
+    """Restrict the library to one of `instruction_sets()` (tests, benchmarks); None lifts it.
+
+    Raises:
+        ValueError: the library is missing or does not have it.
+    """
+    lib = library()
+    if lib is None or lib.headway_cpu_force_isa(None if name is None else name.encode()) != 0:
+        raise ValueError(f"instruction set {name!r} is not available; got {instruction_sets()}")
+
+
+@functools.cache
+def _load() -> tuple[CDLL | None, str]:
+    lib, reason = _find()
+    if lib is None:
+        logger.warning(
+            "native CPU library not used: %s; attention and sampling run on plain PyTorch, several times slower", reason
+        )
+    else:
+        logger.info("native CPU library: %s", lib.headway_cpu_isas().decode())
+    return lib, reason
+
+
+def _find() -> tuple[CDLL | None, str]:
+    setting = os.environ.get("HEADWAY_NATIVE", "")
+    if setting == "0":
+        return None, "HEADWAY_NATIVE=0"
+    explicit = setting not in ("", "1")
+    paths = [Path(setting)] if explicit else [Path(folder) / FILE_NAME for folder in headway_kernels.__path__]
+    for path in paths:
+        if path.is_file():
+            return _open(path)
+    if explicit:
+        return None, f"HEADWAY_NATIVE={setting} is not a file"
+    return None, f"{FILE_NAME} not found in {', '.join(map(str, paths))} (install gcc and cmake, then reinstall headway)"
+
+
+def _open(path: Path) -> tuple[CDLL | None, str]:
+    try:
+        lib = CDLL(str(path))
+        lib.headway_cpu_abi.restype = c_int
+        abi = lib.headway_cpu_abi()
+    except (OSError, AttributeError) as error:
+        return None, f"{path} does not load: {error} (reinstall headway)"
+    if abi != ABI:
+        return None, f"{path} has interface {abi}, this Python code expects {ABI}: a stale build (reinstall headway)"
+    _declare(lib)
+    return lib, ""
+
+
+def _declare(lib: CDLL) -> None:
+    plan, view = POINTER(PlanStruct), POINTER(ViewStruct)
+    dims = [c_int64, c_int64, c_int64, c_float, c_int64]  # heads, kv heads, head_dim, scale, threads
+    lib.headway_attention_forward.argtypes = [plan, view, view, view, view, c_void_p, *dims]
+    lib.headway_attention_forward.restype = c_int
+    lib.headway_attention_backward.argtypes = [plan, view, view, view, view, c_void_p, view, view, view, view, *dims]
+    lib.headway_attention_backward.restype = c_int
+    lib.headway_sample_tokens.argtypes = [
+        *(c_void_p, c_int64, c_int64, c_int64),  # logits, row stride, rows, vocabulary
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),  # 1/temperature, seeds, positions; tokens, log-probs
+        c_int64,
+    ]
+    lib.headway_sample_tokens.restype = c_int64
+    lib.headway_cpu_isas.argtypes = []
+    lib.headway_cpu_isas.restype = c_char_p
+    lib.headway_cpu_force_isa.argtypes = [c_char_p]
+    lib.headway_cpu_force_isa.restype = c_int
+    lib.headway_cpu_has_threads.argtypes = []
+    lib.headway_cpu_has_threads.restype = c_int
