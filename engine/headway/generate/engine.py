@@ -71,6 +71,7 @@ class TorchEngine:
         self._waiting: deque[GroupRequest] = deque()
         self._num_waiting = 0
         self._versions: list[PolicyVersion] = []
+        self._num_sampled = 0
 
     @property
     def manifest(self) -> Manifest:
@@ -91,6 +92,11 @@ class TorchEngine:
     def num_waiting(self) -> int:
         """Sequences not yet admitted to it."""
         return self._num_waiting
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled since the start, of all sequences, aborted ones included."""
+        return self._num_sampled
 
     def add(self, request: GroupRequest) -> None:
         """Queue a group.
@@ -138,10 +144,12 @@ class TorchEngine:
         self._batch.keep(~mine)
         return lost
 
-    def apply(self, version: PolicyVersion, copy: Callable[[Tensor], None]) -> None:
-        """Put a version in force: `copy` fills the flat weights [num_elements]; requests in flight go on."""
-        copy(self.policy.flat)
-        self._versions.append(version)
+    def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
+        """Put a version in force: `copy` fills the flat weights [num_elements]; requests in flight go on.
+
+        If `copy` raises, the engine must not be stepped again: the weights may be of no version.
+        """
+        self._versions.append(copy(self.policy.flat))
         if self._recompute_kv and self._groups:
             self._rebuild_cache()
 
@@ -316,6 +324,7 @@ class TorchEngine:
             torch.from_numpy(batch.seed[rows]),
             torch.from_numpy(batch.count[rows]),
         )
+        self._num_sampled += len(rows)
         batch.record(rows, tokens.numpy(), logprobs.numpy(), len(self._versions) - 1)
 
     def _filter(self, logits: Tensor, rows: Ints) -> None:

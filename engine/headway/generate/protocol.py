@@ -92,6 +92,11 @@ class InferenceEngine(Protocol):
         """Sequences not yet admitted to it."""
         ...
 
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled since the start, of all sequences, aborted ones included."""
+        ...
+
     def add(self, request: GroupRequest) -> None:
         """Queue a group; its members join the batch in the order of arrival.
 
@@ -108,6 +113,9 @@ class InferenceEngine(Protocol):
         """One forward over all running sequences: one new token each; members that ended."""
         ...
 
-    def apply(self, version: PolicyVersion, copy: Callable[[Tensor], None]) -> None:
-        """Put a version in force: `copy` fills the flat weights; requests in flight go on under it."""
+    def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
+        """Put a version in force: `copy` fills the flat weights and says which it is.
+
+        Requests in flight go on under it. If `copy` raises, the engine must not be stepped again.
+        """
         ...

@@ -1,6 +1,6 @@
 """Models: transformers modules over flat parameters, their attention, tokenizers, and tiny builtin ones."""
 
-from headway.model.attention import AttentionContext, KVPool
+from headway.model.attention import AttentionContext, KVPool, attention_context
 from headway.model.builtin import builtin_folder
 from headway.model.loading import Tokenizer, load_policy, load_tokenizer, save_policy
 from headway.model.policy import Head, Policy
@@ -12,6 +12,7 @@ __all__ = [
     "KVPool",
     "Policy",
     "Tokenizer",
+    "attention_context",
     "builtin_folder",
     "load_policy",
     "load_tokenizer",

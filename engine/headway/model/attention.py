@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headway.errors import UnsupportedOption
+from headway.packing import Row
 
 ATTENTION_NAME = "headway"
 
@@ -43,6 +44,15 @@ class AttentionContext:
     plan: AttentionPlan
     pool: KVPool | None = None
     positions: Tensor | None = None
+
+
+def attention_context(row: Row) -> AttentionContext:
+    """A learner's row attends over itself, along its prefix forest."""
+    arrays = (
+        row.query_start, row.query_len, row.causal_start, row.causal_base, row.range_offsets, row.range_start, row.range_len,
+    )  # fmt: skip
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return AttentionContext(AttentionPlan(*tensors, num_queries=row.num_tokens, num_keys=row.num_tokens))
 
 
 def headway_attention(

@@ -102,12 +102,12 @@ class Tokenizer:
         return list(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled ids, special tokens left out: what environments score."""
-        return str(self.inner.decode(token_ids, skip_special_tokens=True))
+        """Text of sampled ids, special tokens included: what environments score."""
+        return str(self.inner.decode(token_ids, skip_special_tokens=False))
 
     def decode_many(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """decode of each; one call into the tokenizer."""
-        return [str(text) for text in self.inner.batch_decode(sequences, skip_special_tokens=True)]
+        return [str(text) for text in self.inner.batch_decode(sequences, skip_special_tokens=False)]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

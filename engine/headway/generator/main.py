@@ -1,0 +1,226 @@
+"""A generator process: a rollout loop between a learner's stream and an engine.
+
+    while not stopped:
+        handle(stream.receive())     # grants, cancels, version notices; waits only when there is nothing to decode
+        rollout.refresh()            # newest weights, between two decode steps
+        rollout.turn()               # one decode step, rewards
+        send(rollout.take())         # acks and finished members
+
+Waits for: tickets, rewards or weights. Unblocked by: the learner's messages, a reward worker's verdict.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.config import RunConfig, open_run, threads
+from headway.errors import HeadwayError, StreamError
+from headway.generator.rollout import Rollout
+from headway.generator.setup import build_engine, build_rewards, set_threads
+from headway.model import load_tokenizer, resolve_model
+from headway.stream import Endpoints, GeneratorSocket, HeartbeatThread
+from headway.telemetry import SplitClock, watch_parent
+from headway.types import Manifest
+from headway.weights import ShmReceiver
+from headway.wire.messages import (
+    SCHEMA,
+    Bye,
+    Cancel,
+    DataMessage,
+    Grant,
+    Heartbeat,
+    Hello,
+    Refused,
+    Stop,
+    VersionNotice,
+    Welcome,
+)
+
+_log = logging.getLogger(__name__)
+IDLE_WAIT_S = 0.5
+
+
+class GeneratorProcess:
+    """One incarnation of one generator.
+
+    Args:
+        config: the recipe; run_id: of the run; index: of the generator.
+        endpoints: the learner's.
+
+    Raises:
+        HeadwayError: the model, the environment or the learner cannot be used.
+    """
+
+    def __init__(self, config: RunConfig, run_id: str, index: int, endpoints: Endpoints) -> None:
+        self._config = config
+        self._run_id = run_id
+        self._index = index
+        self._endpoints = endpoints
+        self._incarnation = f"g{index}-{uuid.uuid4().hex[:8]}"
+        self._clock = SplitClock()
+        self._turned_s = time.monotonic()
+        self._beats = 0
+        self._stop_reason = ""
+        self._weights: ShmReceiver | None = None
+        folder = resolve_model(config.model.path)
+        self._tokenizer = load_tokenizer(folder)
+        self._engine = build_engine(config, folder, self._tokenizer)
+        self._rewards = build_rewards(config)
+        self._rollout: Rollout | None = None
+
+    def stop(self, reason: str) -> None:
+        """End the loop after the current turn; from a signal handler too."""
+        self._stop_reason = reason
+
+    def run(self) -> None:
+        """Until the learner says Stop, or `stop` is called."""
+        stream = GeneratorSocket.connect(
+            self._endpoints, self._hello, give_up_s=self._config.stream.startup_deadline_s
+        )
+        beat: HeartbeatThread | None = None
+        try:
+            stream.watch(self._rewards.fileno())
+            self._join(stream)
+            beat = HeartbeatThread(self._endpoints.heartbeat, self._heartbeat, self._config.stream.heartbeat_s)
+            self._loop(stream)
+            if stream.connected:
+                stream.send(Bye(incarnation=self._incarnation, unsent=self._unsent()))
+        finally:
+            if beat is not None:
+                beat.stop()
+            unacked = stream.close()
+            self._rewards.close()
+            _log.info("stopped (%s); %d messages not acknowledged", self._stop_reason, unacked)
+
+    def _loop(self, stream: GeneratorSocket) -> None:
+        rollout = self._rollout
+        assert rollout is not None
+        while not self._stop_reason:
+            self._receive(stream, rollout)
+            with self._clock("push"):
+                rollout.refresh()
+            with self._clock("work"):
+                rollout.turn()
+            acks, message = rollout.take()
+            for ack in acks:
+                stream.send(ack)
+            if message is not None:
+                stream.send(message)
+            self._turned_s = time.monotonic()
+
+    def _receive(self, stream: GeneratorSocket, rollout: Rollout) -> None:
+        messages = stream.receive(0.0)
+        if not messages and not rollout.has_work:
+            with self._clock("idle"):
+                messages = stream.receive(self._patience(rollout))
+        for message in messages:
+            self._handle(message, rollout)
+
+    def _patience(self, rollout: Rollout) -> float:
+        """Seconds to wait for a message or a verdict before deadlines are looked at again."""
+        deadline = self._rewards.next_deadline_s() if rollout.num_scoring else None
+        return IDLE_WAIT_S if deadline is None else min(IDLE_WAIT_S, deadline)
+
+    def _join(self, stream: GeneratorSocket) -> None:
+        """Wait for the learner's Welcome, attach to the weights, and put the newest version in force."""
+        deadline = time.monotonic() + self._config.stream.startup_deadline_s
+        held: list[DataMessage] = []
+        while self._rollout is None and not self._stop_reason:
+            if time.monotonic() > deadline:
+                raise StreamError(f"no Welcome from the learner at {self._endpoints.data} within the start-up deadline")
+            for message in stream.receive(0.2):
+                if isinstance(message, Welcome):
+                    self._attach(message)
+                elif isinstance(message, Refused):
+                    raise StreamError(f"the learner refuses this generator: {message.reason}")
+                else:
+                    held.append(message)
+        if self._rollout is not None:
+            for message in held:
+                self._handle(message, self._rollout)
+
+    def _attach(self, welcome: Welcome) -> None:
+        manifest: Manifest = self._engine.manifest
+        if welcome.manifest_digest != manifest.digest:
+            raise StreamError(
+                f"the learner's weights have manifest {welcome.manifest_digest}, this generator's model has "
+                f"{manifest.digest}; both must load the same model folder with the same library versions"
+            )
+        self._weights = ShmReceiver(welcome.weight_channel, manifest)
+        decode = self._tokenizer.decode_many
+        self._rollout = Rollout(self._incarnation, self._engine, self._rewards, self._weights, decode)
+
+    def _handle(self, message: DataMessage, rollout: Rollout) -> None:
+        match message:
+            case Grant():
+                rollout.grant(message.tickets)
+            case Cancel():
+                rollout.cancel(message.ticket_ids)
+            case Stop():
+                self._stop_reason = message.reason
+            case Refused():
+                raise StreamError(f"the learner refuses this generator: {message.reason}")
+            case VersionNotice() | Welcome():
+                pass  # refresh looks at the channel itself before every decode step
+            case _:
+                pass
+
+    def _hello(self) -> Hello:
+        return Hello(
+            run_id=self._run_id,
+            schema=SCHEMA,
+            generator=self._index,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            max_running=self._config.generator.max_running,
+            serving=self._engine.version,
+        )
+
+    def _unsent(self) -> int:
+        return self._rollout.num_unsent if self._rollout is not None else 0
+
+    def _heartbeat(self) -> Heartbeat:
+        """Called on the heartbeat thread: reads counters only."""
+        self._beats += 1
+        rollout = self._rollout
+        return Heartbeat(
+            incarnation=self._incarnation,
+            seq=self._beats,
+            stalled_s=max(0.0, time.monotonic() - self._turned_s),
+            serving=self._engine.version,
+            running=self._engine.num_running,
+            waiting=self._engine.num_waiting,
+            tickets=rollout.num_tickets if rollout is not None else 0,
+            generated=self._engine.num_sampled,
+            unsent=self._unsent(),
+            split=self._clock.split(),
+        )
+
+
+def main(run_dir: Path, connect: str, index: int) -> int:
+    """Entry of `headway generator`; returns the exit status: 0 after an orderly stop, 1 on an error."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(message)s")
+    folder, config = open_run(run_dir)
+    set_threads(threads(config, "generator", os.cpu_count() or 1), _log.info)
+    try:
+        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect))
+        _stop_on_signals(process.stop)
+        watch_parent()
+        process.run()
+    except HeadwayError as error:
+        _log.error("generator %d: %s", index, error)
+        return 1
+    return 0
+
+
+def _stop_on_signals(stop: Callable[[str], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: stop(signal.Signals(received).name))

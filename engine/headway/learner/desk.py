@@ -1,0 +1,350 @@
+"""The desk: what the learner answers to its generators. No sockets, no clock of its own, no waiting.
+
+Messages in, messages out (`outbox`); tickets, trajectories and weights acks pass through here. The intake thread
+of a learner process drives it under one lock, headway.serial calls it directly; both get the same behaviour.
+
+    on_message(...)   Hello, Trajectories, WeightAck, Bye, Heartbeat
+    tick(now)         deadlines, silent generators, and tickets for whoever may have some
+    take(...)         a complete batch, checked at consumption
+    trained(...)      its groups end, their slots return as generators ack the version
+
+Guarantees kept here: no ticket without a slot, each ticket and trajectory ends once, nothing from a stranger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+
+from headway.buffer import Batch, Buffer, Group
+from headway.config import RunConfig
+from headway.errors import TrainingStopped, WeightError
+from headway.learner.judge import GroupJudge
+from headway.learner.peers import Peer
+from headway.learner.prompts import PromptSource, TokenisedPrompt
+from headway.learner.tickets import TicketMaker
+from headway.staleness import Gate
+from headway.stream import LivenessMonitor
+from headway.types import DropReason, PolicyVersion, Ticket, TimeSplit
+from headway.wire.check import suspicious_zeros, validate_trajectory
+from headway.wire.messages import (
+    SCHEMA,
+    Bye,
+    Cancel,
+    DataMessage,
+    Grant,
+    Heartbeat,
+    Hello,
+    Received,
+    Refused,
+    Trajectories,
+    VersionNotice,
+    WeightAck,
+    Welcome,
+)
+
+_log = logging.getLogger(__name__)
+_FAILURES = (
+    DropReason.GENERATION_FAILED, DropReason.REWARD_FAILED, DropReason.INVALID, DropReason.PROMPT_TOO_LONG,
+    DropReason.PROMPT_EMPTY, DropReason.NO_BUDGET, DropReason.ROW_TOO_SHORT, DropReason.DEADLINE,
+)  # fmt: skip
+MAX_BAD_DIGESTS = 2
+
+
+class Desk:
+    """The learner's side of the protocol.
+
+    Args:
+        config: the recipe; run_id: that a Hello must name.
+        gate: staleness policy and ledger; prompts: of the tickets; tickets: makes them.
+        welcome: what a generator is told when it joins, given the newest version.
+        on_lost: told (generator index, why) when one is given up.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        gate: Gate,
+        prompts: PromptSource,
+        tickets: TicketMaker,
+        welcome: Callable[[PolicyVersion], Welcome],
+        on_lost: Callable[[int, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.gate = gate
+        self.buffer = Buffer(gate, clock)
+        self.outbox: deque[tuple[bytes, DataMessage]] = deque()
+        self.suspicious = 0
+        self.invalid: Counter[str] = Counter()
+        self.num_sampled_received = 0
+        self.first_ticket_s: float | None = None
+        self._config = config
+        self._run_id = run_id
+        self._prompts = prompts
+        self._tickets = tickets
+        self._welcome = welcome
+        self._on_lost = on_lost
+        self._clock = clock
+        self._peers: dict[bytes, Peer] = {}
+        self._liveness = LivenessMonitor(config.stream.heartbeat_s, config.stream.rollout_deadline_s)
+        self._judge = GroupJudge(config)
+        self._deadlines: dict[int, tuple[float, bytes]] = {}
+        self._digests: dict[PolicyVersion, str] = {}
+        self._notices = self._grants = self._bad_digests = self._failures_in_a_row = 0
+        self._first_failure = ""
+        self._lost_split = TimeSplit(0.0, 0.0, 0.0, 0.0)
+
+    # Generators -----------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Live generators, by index."""
+        return sorted(self._peers.values(), key=lambda peer: peer.index)
+
+    def on_message(self, address: bytes, message: DataMessage) -> None:
+        """Take in one message from a generator.
+
+        Raises:
+            TrainingStopped: too much of what arrives cannot be trained, or a generator serves wrong weights.
+        """
+        if isinstance(message, Hello):
+            self._on_hello(address, message)
+            return
+        peer = self._peers.get(address)
+        if peer is None:  # given up, or never introduced: what it holds is gone for us
+            if isinstance(message, Trajectories):
+                self._refuse_stranger(message)
+                self.outbox.append((address, Refused(reason="unknown incarnation: it was given up as lost")))
+            return
+        self._liveness.beat(address, self._clock())
+        match message:
+            case Heartbeat():
+                self._liveness.beat(address, self._clock(), message.stalled_s)
+                peer.beat(message)
+                self.gate.ledger.report(peer.incarnation, message.generated)
+            case Trajectories():
+                self._on_trajectories(peer, message)
+            case WeightAck():
+                self._on_ack(peer, message)
+            case Bye():
+                self._give_up(peer, "left")
+            case _:
+                pass
+
+    def _on_hello(self, address: bytes, hello: Hello) -> None:
+        fault = ""
+        if hello.run_id != self._run_id:
+            fault = f"this is run {self._run_id}, you belong to {hello.run_id}"
+        elif hello.schema != SCHEMA:
+            fault = f"wire schema {hello.schema} is not {SCHEMA}; install the same version of headway"
+        if fault:
+            self.outbox.append((address, Refused(reason=fault)))
+            return
+        for other in [p for p in self._peers.values() if p.index == hello.generator and p.address != address]:
+            self._give_up(other, "replaced by a new process")
+        if address not in self._peers:
+            self._peers[address] = Peer.from_hello(address, hello)
+        self._liveness.beat(address, self._clock())
+        self.outbox.append((address, self._welcome(self.gate.version)))
+
+    def _on_ack(self, peer: Peer, ack: WeightAck) -> None:
+        expected = self._digests.get(ack.version)
+        if expected is not None and ack.digest != expected:
+            self._bad_digests += 1
+            why = f"serves {ack.digest} as version {ack.version}, published was {expected}"
+            if self._bad_digests > MAX_BAD_DIGESTS:
+                raise TrainingStopped(f"generator {peer.index} {why}; weights do not arrive as they are sent")
+            self._give_up(peer, why)
+            return
+        if peer.acked is None or ack.version > peer.acked:
+            peer.acked = ack.version
+
+    def _give_up(self, peer: Peer, why: str) -> None:
+        """Its unfinished tickets end as generator_lost; their prompts go into later tickets."""
+        del self._peers[peer.address]
+        self._liveness.forget(peer.address)
+        for ticket in self.buffer.lost(peer.incarnation):
+            self._deadlines.pop(ticket.ticket_id, None)
+            self._prompts.give_back(TokenisedPrompt(ticket.prompt_index, ticket.prompt_ids))
+        lap = peer.take_lap()
+        self._lost_split = _add(self._lost_split, lap)
+        self._on_lost(peer.index, why)
+
+    def _refuse_stranger(self, message: Trajectories) -> None:
+        for trajectory in message.trajectories:
+            self.buffer.add(trajectory, message.incarnation)
+        for failure in message.failures:
+            self.buffer.fail(failure, message.incarnation)
+
+    # Trajectories ---------------------------------------------------------------------------------------------
+
+    def _on_trajectories(self, peer: Peer, message: Trajectories) -> None:
+        self.outbox.append((peer.address, Received(seq=message.seq)))
+        if message.seq <= peer.last_seq:
+            return  # sent again because our ack was lost
+        peer.last_seq = message.seq
+        for trajectory in message.trajectories:
+            self.num_sampled_received += trajectory.num_sampled
+            ticket = self.buffer.ticket(trajectory.ticket_id)
+            fault = validate_trajectory(trajectory, ticket) if ticket is not None else None
+            if fault is not None:
+                self.invalid[fault] += 1
+                detail = f"trajectory {trajectory.trajectory_id} at version {trajectory.oldest}: {fault}"
+                arrival = self.buffer.reject(trajectory, peer.incarnation, detail)
+                self._first_failure = self._first_failure or detail
+            else:
+                self.suspicious += suspicious_zeros(trajectory)
+                arrival = self.buffer.add(trajectory, peer.incarnation)
+            self._arrived(peer, trajectory.ticket_id, arrival.finished, arrival.ended)
+        for failure in message.failures:
+            self._first_failure = self._first_failure or f"{failure.reason}: {failure.detail}"
+            arrival = self.buffer.fail(failure, peer.incarnation)
+            self._arrived(peer, failure.ticket_id, arrival.finished, arrival.ended)
+        self.gate.ledger.report(peer.incarnation, message.generated)
+
+    def _arrived(self, peer: Peer, ticket_id: int, finished: Group | None, ended: DropReason | None) -> None:
+        if finished is not None and self._judge.too_long(finished):
+            self.buffer.drop(ticket_id, ended := DropReason.ROW_TOO_SHORT)
+            self._first_failure = self._first_failure or self._judge.too_long_message(finished)
+        if finished is not None or ended is not None:
+            peer.tickets.discard(ticket_id)
+            self._deadlines.pop(ticket_id, None)
+        if ended in _FAILURES:
+            self._count_failure(ended)
+        elif finished is not None:
+            self._failures_in_a_row = 0
+
+    def _count_failure(self, reason: DropReason) -> None:
+        self._failures_in_a_row += 1
+        limit = max(16, 4 * self._config.batch.prompts)
+        if self._failures_in_a_row >= limit:
+            raise TrainingStopped(
+                f"the last {limit} groups all failed, the last as {reason}; the first failure was: {self._first_failure}"
+            )
+
+    # Time, tickets --------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Enforce deadlines, give silent generators up, judge what has finished, and grant tickets."""
+        now = self._clock()
+        for address, why in self._liveness.lost(now).items():
+            peer = self._peers.get(address)
+            if peer is not None:
+                self._give_up(peer, why)
+        for ticket_id in [key for key, (deadline, _) in self._deadlines.items() if deadline <= now]:
+            self._expire(ticket_id)
+        self._drop_flat()
+        self._grant(now)
+
+    def _expire(self, ticket_id: int) -> None:
+        _, address = self._deadlines.pop(ticket_id)
+        self.buffer.drop(ticket_id, DropReason.DEADLINE)
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.tickets.discard(ticket_id)
+            self.outbox.append((address, Cancel(ticket_ids=[ticket_id])))
+        self._first_failure = self._first_failure or f"ticket {ticket_id} passed the rollout deadline"
+        self._count_failure(DropReason.DEADLINE)
+
+    def _drop_flat(self) -> None:
+        """Replace groups without a gradient, within the bound; in whole rounds when the run is synchronous."""
+        if self.gate.policy.max_lag == 0 and self.gate.ledger.in_flight:
+            return
+        for ticket_id in self._judge.flat(self.buffer.groups):
+            self.buffer.drop(ticket_id, DropReason.ZERO_VARIANCE)
+
+    def _grant(self, now: float) -> None:
+        wanted = self._wanted()
+        share = -(-self.gate.policy.slots // max(1, len(self._peers)))
+        grants: dict[bytes, list[Ticket]] = {}
+        for peer in self._recipients():
+            if peer.acked is None:
+                continue
+            limit = min(wanted, share - len(peer.tickets), self.gate.budget(peer.acked))
+            for _ in range(limit):
+                ticket = self._issue(peer, now)
+                if ticket is None:
+                    break
+                wanted -= 1
+                grants.setdefault(peer.address, []).append(ticket)
+        if grants and self.first_ticket_s is None:
+            self.first_ticket_s = now
+        for address, tickets in grants.items():
+            self._grants += 1
+            self.outbox.append((address, Grant(seq=self._grants, tickets=tickets)))
+
+    def _recipients(self) -> list[Peer]:
+        """Who is asked first: whoever holds least. A synchronous round waits until everybody is ready."""
+        if self.gate.policy.max_lag == 0:
+            everybody = len(self._peers) == self._config.generator.replicas
+            ready = everybody and all(peer.acked == self.gate.version for peer in self._peers.values())
+            return self.peers if ready else []
+        return sorted(self._peers.values(), key=lambda peer: (len(peer.tickets), peer.index))
+
+    def _wanted(self) -> int:
+        """Tickets that the rest of the run can still use."""
+        left = (self._config.steps - self.gate.step) * self._config.batch.prompts
+        return max(0, left - self.gate.ledger.in_flight - self.gate.ledger.buffered)
+
+    def _issue(self, peer: Peer, now: float) -> Ticket | None:
+        prompt = self._prompts.next()
+        if prompt is None or peer.acked is None:
+            return None
+        ticket = self._tickets.make(self.gate.ledger.next_ticket_id, prompt, peer.acked)
+        self.buffer.issued(ticket, peer.incarnation)
+        peer.tickets.add(ticket.ticket_id)
+        self._deadlines[ticket.ticket_id] = (now + ticket.deadline_s, peer.address)
+        return ticket
+
+    # Batches --------------------------------------------------------------------------------------------------
+
+    @property
+    def finishing(self) -> bool:
+        """No ticket will be issued any more: the prompts are used up."""
+        return self._prompts.exhausted
+
+    @property
+    def drained(self) -> bool:
+        """Nothing is left to train: no prompts, nothing in flight, nothing buffered."""
+        return self.finishing and not self.gate.ledger.unended
+
+    def take(self) -> Batch:
+        """The next batch if it is complete; groups beyond max_lag are dropped here, at consumption."""
+        self._drop_flat()
+        return self.buffer.take(final=self.finishing)
+
+    def trained(self, groups: list[Group], version: PolicyVersion) -> None:
+        """The groups ended in the optimizer step that made `version` (the old one if it was skipped)."""
+        self.gate.trained([group.ticket_id for group in groups], version)
+        self._judge.step_done()
+
+    def published(self, version: PolicyVersion, digest: str) -> None:
+        """A version is in the channel: tell everybody, and remember what its acks must say.
+
+        Raises:
+            WeightError: it is not the gate's version.
+        """
+        if version != self.gate.version:
+            raise WeightError(f"published version {version}, trained is {self.gate.version}")
+        self._digests[version] = digest
+        while len(self._digests) > 64:
+            del self._digests[min(self._digests)]
+        self._notices += 1
+        notice = VersionNotice(seq=self._notices, version=version, digest=digest)
+        self.outbox.extend((address, notice) for address in self._peers)
+
+    def generator_lap(self) -> TimeSplit:
+        """Mean time split of the generators since the last call, those given up included."""
+        laps = [peer.take_lap() for peer in self._peers.values()]
+        total, self._lost_split = self._lost_split, TimeSplit(0.0, 0.0, 0.0, 0.0)
+        for lap in laps:
+            total = _add(total, lap)
+        count = max(1, len(laps))
+        return TimeSplit(total.work / count, total.push / count, total.idle / count, total.other / count)
+
+
+def _add(a: TimeSplit, b: TimeSplit) -> TimeSplit:
+    return TimeSplit(a.work + b.work, a.push + b.push, a.idle + b.idle, a.other + b.other)

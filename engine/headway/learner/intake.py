@@ -1,0 +1,162 @@
+"""The intake: the thread that owns the learner's sockets and drives the desk.
+
+The main loop and the intake share one desk under one lock. The intake waits for messages or a wake-up; the main
+loop, in `take`, waits for a complete batch and is unblocked by the arrivals that complete it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from headway.buffer import Group
+from headway.errors import DeadlineExceeded, HeadwayError, StreamError
+from headway.learner.desk import Desk
+from headway.stream import Endpoints, LearnerSocket
+from headway.types import PolicyVersion
+from headway.wire.messages import Stop
+
+_log = logging.getLogger(__name__)
+POLL_S = 0.05
+STOP_GRACE_S = 1.0
+
+
+class Intake:
+    """Runs the desk behind a LearnerSocket.
+
+    Args:
+        desk: from now on only used under this object's lock.
+        open_socket: makes the socket, on the intake's thread; patience_s: longest wait for a batch.
+
+    Raises:
+        StreamError: the socket cannot be made.
+    """
+
+    def __init__(self, desk: Desk, open_socket: Callable[[], LearnerSocket], patience_s: float) -> None:
+        self.desk = desk
+        self._open_socket = open_socket
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._socket: LearnerSocket | None = None
+        self._stopping = ""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="headway-intake", daemon=True)
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._socket is not None or self._error is not None, 30.0)
+        self._check()
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where generators connect."""
+        assert self._socket is not None
+        return self._socket.endpoints
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Held by whoever looks at the desk."""
+        return self._changed
+
+    def take(self, interrupted: Callable[[], bool]) -> list[Group]:
+        """The next batch; empty when the prompts are used up and nothing is left, or when interrupted.
+
+        Args:
+            interrupted: asked a few times a second.
+
+        Raises:
+            DeadlineExceeded: no batch for `patience_s`; says what is missing.
+            HeadwayError: the intake failed, or training must stop.
+        """
+        deadline = time.monotonic() + self._patience_s
+        with self._changed:
+            while True:
+                self._check()
+                if interrupted() or self.desk.drained:
+                    return []
+                batch = self.desk.take()
+                if batch.groups:
+                    return batch.groups
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(self._missing())
+                self._changed.wait(0.2)
+
+    def trained(self, groups: list[Group], version: PolicyVersion) -> None:
+        """See Desk.trained."""
+        with self._changed:
+            self.desk.trained(groups, version)
+        self._wake()
+
+    def published(self, version: PolicyVersion, digest: str) -> None:
+        """See Desk.published."""
+        with self._changed:
+            self.desk.published(version, digest)
+        self._wake()
+
+    def close(self, reason: str) -> None:
+        """Tell the generators to stop, close the sockets, and end the thread. Idempotent."""
+        with self._changed:
+            self._stopping = self._stopping or reason
+        self._wake()
+        self._thread.join(STOP_GRACE_S + 2.0)
+
+    def _wake(self) -> None:
+        if self._socket is not None and self._thread.is_alive():
+            self._socket.wake()
+
+    def _check(self) -> None:
+        if isinstance(self._error, HeadwayError):
+            raise self._error
+        if self._error is not None:
+            raise StreamError(f"the intake failed: {self._error!r}") from self._error
+
+    def _missing(self) -> str:
+        ledger = self.desk.gate.ledger
+        peers = ", ".join(f"{p.index} ({len(p.tickets)} tickets)" for p in self.desk.peers) or "none"
+        return (
+            f"no complete batch for {self._patience_s:.0f} s: {ledger.buffered} groups finished, "
+            f"{ledger.in_flight} in flight; live generators: {peers}"
+        )
+
+    def _run(self) -> None:
+        try:
+            socket = self._open_socket()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._socket = socket
+            self._changed.notify_all()
+        try:
+            while not self._stopping:
+                self._turn(socket)
+            self._say_stop(socket)
+        except BaseException as error:
+            _log.exception("the intake failed")
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._stopping = self._stopping or "the learner failed"
+            self._say_stop(socket)
+        finally:
+            socket.close()
+
+    def _turn(self, socket: LearnerSocket) -> None:
+        messages = socket.poll(POLL_S)
+        with self._changed:
+            for address, message in messages:
+                self.desk.on_message(address, message)
+            self.desk.tick()
+            outgoing = list(self.desk.outbox)
+            self.desk.outbox.clear()
+            self._changed.notify_all()
+        for address, message in outgoing:
+            if not socket.send(address, message):
+                _log.info("a message for %s was not sent: it is gone", address.decode(errors="replace"))
+
+    def _say_stop(self, socket: LearnerSocket) -> None:
+        for peer in self.desk.peers:
+            socket.send(peer.address, Stop(reason=self._stopping))

@@ -1,0 +1,102 @@
+"""The learner's main loop.
+
+    while steps are left:
+        serve commands
+        groups  = intake.take()               # waits for a complete batch; unblocked by its last arrival
+        stats   = trainer.step(groups)
+        version = publish                     # before the slots return, so that whoever gets one can have it
+        intake.trained(groups, version)
+        record
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from headway.buffer import Group
+from headway.config import RunConfig
+from headway.learner.intake import Intake
+from headway.learner.publisher import NO_PUSH, Publisher, PushStats
+from headway.learner.records import Recorder
+from headway.telemetry import SplitClock
+from headway.trainer import StepStats, Trainer
+from headway.types import PolicyVersion, StepRecord
+
+_log = logging.getLogger(__name__)
+
+
+class LearnerLoop:
+    """Trains until the recipe's steps are done, the prompts are used up, or somebody says stop.
+
+    Args:
+        config: the recipe; the other parts as their classes say.
+        emit: told every StepRecord.
+        serve: called between steps and a few times a second while waiting. stopping: why to stop, "" to go on.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        intake: Intake,
+        trainer: Trainer,
+        publisher: Publisher,
+        recorder: Recorder,
+        clock: SplitClock,
+        emit: Callable[[StepRecord], None],
+        serve: Callable[[], None],
+        stopping: Callable[[], str],
+    ) -> None:
+        self.version = PolicyVersion(0, 0)
+        self._config = config
+        self._intake = intake
+        self._trainer = trainer
+        self._publisher = publisher
+        self._recorder = recorder
+        self._clock = clock
+        self._emit = emit
+        self._serve = serve
+        self._stopping = stopping
+
+    def run(self) -> str:
+        """Train; returns why it ended before its last step, "" if it did not.
+
+        Raises:
+            HeadwayError: training cannot go on.
+        """
+        self._publish(expect_change=False)
+        while self.version.step < self._config.steps:
+            with self._clock("idle"):
+                groups = self._intake.take(interrupted=self._interrupted)
+            if not groups:
+                return self._stopping() or f"the prompts are used up after {self.version.step} updates"
+            with self._clock("work"):
+                stats = self._trainer.step(groups, self.version.step + 1)
+            self._conclude(groups, stats)
+        return ""
+
+    def _conclude(self, groups: list[Group], stats: StepStats) -> None:
+        """Book the step: its version, its push, its row."""
+        consumed = self.version
+        push = NO_PUSH
+        if not stats.skipped:
+            self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
+        self._intake.trained(groups, self.version)
+        if not stats.skipped and self._publisher.due(self.version.step, last=self._is_last()):
+            push = self._publish(expect_change=stats.lr > 0)
+        with self._intake.lock:
+            record = self._recorder.step(groups, consumed, self.version, stats, push)
+        self._emit(record)
+
+    def _publish(self, *, expect_change: bool) -> PushStats:
+        with self._clock("push"):
+            published, push = self._publisher.publish(self.version, expect_change=expect_change)
+        self._intake.published(self.version, published.digest)
+        return push
+
+    def _is_last(self) -> bool:
+        return self.version.step == self._config.steps
+
+    def _interrupted(self) -> bool:
+        self._serve()
+        return bool(self._stopping())

@@ -1,0 +1,77 @@
+"""The learner's publisher: which steps are pushed, and whether pushes carry what training changed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from headway.errors import WeightError
+from headway.model import Policy
+from headway.types import PolicyVersion
+from headway.weights import Published, ShmPublisher
+
+_log = logging.getLogger(__name__)
+MAX_UNCHANGED = 2
+
+
+@dataclass(frozen=True)
+class PushStats:
+    """One step's push: seconds, published bytes, share of published elements that changed; zeros without one."""
+
+    seconds: float
+    num_bytes: int
+    changed_share: float
+
+
+NO_PUSH = PushStats(0.0, 0, 0.0)
+
+
+class Publisher:
+    """Publishes a policy's weights through a channel.
+
+    Args:
+        channel: the learner's end; policy: whose flat weights, as rounded, are published.
+        interval: optimizer steps per push.
+    """
+
+    def __init__(self, channel: ShmPublisher, policy: Policy, interval: int) -> None:
+        self._channel = channel
+        self._policy = policy
+        self._interval = interval
+        self._unchanged = 0
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether the weights after optimizer step `step` are pushed; the last ones always are."""
+        return step % self._interval == 0 or last
+
+    def publish(self, version: PolicyVersion, *, expect_change: bool) -> tuple[Published, PushStats]:
+        """Push the weights as they are now.
+
+        Args:
+            expect_change: an update was made with a learning rate above 0.
+
+        Raises:
+            WeightError: fp32 weights did not change although they should have, twice in a row.
+        """
+        started = time.perf_counter()
+        published = self._channel.publish(self._policy.flat, version)
+        seconds = time.perf_counter() - started
+        num_elements = sum(spec.size for spec in self._policy.manifest.tensors)
+        if expect_change:
+            self._watch(published)
+        share = min(1.0, published.num_changed / max(1, num_elements))
+        return published, PushStats(seconds, published.num_bytes, share)
+
+    def _watch(self, published: Published) -> None:
+        self._unchanged = 0 if published.num_changed else self._unchanged + 1
+        if self._unchanged < MAX_UNCHANGED:
+            return
+        message = (
+            f"{self._unchanged} pushes in a row changed nothing although the learning rate is above 0 "
+            f"(version {published.version}, {self._policy.manifest.dtype})"
+        )
+        if self._policy.manifest.dtype == "float32":
+            raise WeightError(f"{message}: what is published is not what is trained")
+        if self._unchanged % MAX_UNCHANGED == 0:
+            _log.warning("%s: updates are below the published precision; raise learner.lr or push float32", message)

@@ -1,0 +1,92 @@
+"""Everything a learner needs, from a recipe: policy, trainer, prompts, gate. Shared with serial mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.algo import Recipe, resolve_recipe
+from headway.config import AlgoConfig, RunConfig
+from headway.envs import EnvSpec, load_environment
+from headway.learner.prompts import PromptSource
+from headway.learner.tickets import TicketMaker
+from headway.model import Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
+from headway.staleness import Gate, WindowPolicy
+from headway.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class LearnerParts:
+    """What a learner is made of, in one process or another.
+
+    Attributes:
+        folder: of the model, whose tokenizer goes with the final policy.
+    """
+
+    folder: Path
+    tokenizer: Tokenizer
+    policy: Policy
+    trainer: Trainer
+    prompts: PromptSource
+    tickets: TicketMaker
+    gate: Gate
+
+
+def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerParts:
+    """Load and make everything.
+
+    Args:
+        note: told what takes long.
+
+    Raises:
+        HeadwayError: the model, the environment or the recipe cannot be used.
+    """
+    folder = resolve_model(config.model.path, note)
+    tokenizer = load_tokenizer(folder)
+    recipe = recipe_of(config.algo)
+    policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=True)
+    reference = None
+    if recipe.objective.needs_reference:
+        source = resolve_model(config.model.reference, note) if config.model.reference else folder
+        reference = load_policy(source, with_grad=False)
+    environment = load_environment(EnvSpec(config.env.name, config.env.args))
+    return LearnerParts(
+        folder=folder,
+        tokenizer=tokenizer,
+        policy=policy,
+        trainer=Trainer(policy, config, recipe, reference),
+        prompts=PromptSource(environment, tokenizer, config.env, config.seed),
+        tickets=TicketMaker(config, tokenizer.eos_ids),
+        gate=Gate(window_policy(config)),
+    )
+
+
+def recipe_of(algo: AlgoConfig) -> Recipe:
+    """The objective that a recipe's [algo] names, with its defaults filled in."""
+    return resolve_recipe(
+        algo.objective,
+        advantage=algo.advantage,
+        denominator=algo.denominator,
+        clip_low=algo.clip_low,
+        clip_high=algo.clip_high,
+        dual_clip=algo.dual_clip,
+        cap=algo.cap,
+        correction=algo.correction,
+        correction_cap=algo.correction_cap,
+        kl=algo.kl,
+        kl_coef=algo.kl_coef,
+        entropy_coef=algo.entropy_coef,
+    )
+
+
+def window_policy(config: RunConfig) -> WindowPolicy:
+    """The staleness policy that a recipe names."""
+    staleness = config.staleness
+    return WindowPolicy(
+        staleness.max_lag,
+        config.batch.prompts,
+        window=staleness.window or None,
+        push_interval=config.push.interval,
+        slots=staleness.slots or None,
+    )

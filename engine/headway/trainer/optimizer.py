@@ -1,0 +1,72 @@
+"""AdamW over flat fp32 masters, with clipping and a guard against non-finite gradients.
+
+The masters are the policy's flat buffer itself when fp32 is published. When bf16 is published they are a buffer
+of their own and the policy computes with the rounded copy, exactly what the generators get: a small learning
+rate then moves the masters even while the published weights stand still.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway.config import LearnerConfig
+from headway.model import Policy
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did: the gradient's global norm before clipping, and whether it was skipped."""
+
+    grad_norm: float
+    skipped: bool
+
+
+class FlatOptimizer:
+    """Updates a policy from its flat gradient.
+
+    Args:
+        policy: loaded with_grad; config: AdamW's numbers.
+    """
+
+    def __init__(self, policy: Policy, config: LearnerConfig) -> None:
+        assert policy.grad is not None, "a policy to train needs a gradient buffer"
+        self._policy = policy
+        self._grad: Tensor = policy.grad
+        self._max_grad_norm = config.max_grad_norm
+        self._rounded = policy.manifest.dtype != "float32"
+        self.master: Tensor = policy.flat.clone() if self._rounded else policy.flat
+        policy.round_to_published()
+        num_decayed = policy.manifest.num_decayed
+        parts = ((0, num_decayed, config.weight_decay), (num_decayed, policy.manifest.num_elements, 0.0))
+        groups: list[dict[str, object]] = []
+        for start, end, decay in parts:
+            if end > start:
+                part = nn.Parameter(self.master[start:end])
+                part.grad = self._grad[start:end]
+                groups.append({"params": [part], "weight_decay": decay})
+        self._adamw = torch.optim.AdamW(
+            groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+        )
+
+    def update(self, lr: float) -> UpdateResult:
+        """Clip, step, round, and clear the gradient.
+
+        A gradient that is not finite changes nothing: masters, moments and weights stay as they are.
+        """
+        norm = float(torch.linalg.vector_norm(self._grad))
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            if norm > self._max_grad_norm:
+                self._grad.mul_(self._max_grad_norm / norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = lr
+            self._adamw.step()
+            if self._rounded:
+                self._policy.flat.copy_(self.master)
+                self._policy.round_to_published()
+        self._grad.zero_()
+        return UpdateResult(norm, skipped)

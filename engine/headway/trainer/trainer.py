@@ -1,0 +1,162 @@
+"""The learning step: rows through the backbone, the fused head, one backward, one update.
+
+    hidden = backbone(row)                       # a common prefix once; segments never see each other
+    loss, d_hidden = head_loss_step(hidden ...)  # gradients formed in the forward, no [T, V] tensor kept
+    hidden.backward(d_hidden); clip; optimizer
+
+Called by the learner's main loop and by headway.serial. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.algo import HeadLoss, PolicyStats, Recipe, head_logp, head_loss_step
+from headway.buffer import Group
+from headway.config import RunConfig
+from headway.errors import NumericsError, TrainingStopped
+from headway.model import Policy, attention_context
+from headway.trainer.batch import LossRow, TrainBatch, prepare
+from headway.trainer.optimizer import FlatOptimizer
+from headway.trainer.schedule import learning_rate
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one learning step did.
+
+    Attributes:
+        loss: as the optimizer saw it; grad_norm: global, before clipping; lr: of this update.
+        skipped: no update was made (a value was not finite, or nothing carried loss).
+        policy: the loss's statistics over the batch; batch: what was trained.
+    """
+
+    loss: float
+    grad_norm: float
+    lr: float
+    skipped: bool
+    policy: PolicyStats
+    batch: TrainBatch
+
+
+class Trainer:
+    """One policy, its optimizer and its objective.
+
+    Args:
+        policy: loaded with_grad; reference: frozen, when the objective needs one.
+        config: the whole recipe; recipe: the objective with its defaults filled in.
+
+    Attributes:
+        lr: peak learning rate; may be changed between two steps.
+    """
+
+    def __init__(self, policy: Policy, config: RunConfig, recipe: Recipe, reference: Policy | None) -> None:
+        self.policy = policy
+        self.lr = config.learner.lr
+        self._config = config
+        self._recipe = recipe
+        self._reference = reference
+        self._optimizer = FlatOptimizer(policy, config.learner)
+        self._skipped_in_a_row = 0
+
+    def step(self, groups: Sequence[Group], step: int) -> StepStats:
+        """Train on `groups`; `step` (from 1) is the number of this update.
+
+        Raises:
+            TrainingStopped: learner.max_skipped steps in a row had a value that is not finite.
+        """
+        batch = prepare(groups, self._config.batch, self._recipe, self._config.sampling.max_new_tokens)
+        lr = learning_rate(self._config.learner, step, self._config.steps, peak=self.lr)
+        loss, policy, fault = 0.0, PolicyStats.zero(), ""
+        try:
+            for row in batch.rows:
+                result = self._train_row(row)
+                loss, policy = loss + float(result.loss), policy + result.stats
+        except NumericsError as error:
+            fault = str(error)
+            self._clear_gradient()
+        if fault or batch.num_loss_tokens == 0:
+            fault = fault or "no token of the batch carries loss"
+            grad_norm, skipped = float("nan"), True
+        else:
+            update = self._optimizer.update(lr)
+            grad_norm, skipped = update.grad_norm, update.skipped
+            fault = "the gradient is not finite" if skipped else ""
+        self._note_skip(fault, step, batch)
+        return StepStats(loss, grad_norm, lr, skipped, policy, batch)
+
+    def _train_row(self, row: LossRow) -> HeadLoss:
+        hidden = self._hidden(self.policy, row)
+        head = self.policy.head
+        result = head_loss_step(
+            hidden.detach()[row.hidden_index],
+            head.weight.detach(),
+            row.target,
+            inv_temperature=row.inv_temperature,
+            behaviour=row.behaviour,
+            advantage=row.advantage,
+            token_weight=row.token_weight,
+            segments=row.segments,
+            objective=self._recipe.objective,
+            reference=self._reference_logp(row),
+            bias=None if head.bias is None else head.bias.detach(),
+            softcap=head.softcap,
+            logit_scale=head.scale,
+            weight_grad=head.weight.grad,
+            bias_grad=None if head.bias is None else head.bias.grad,
+            chunk_bytes=self._config.learner.head_chunk_mib << 20,
+        )
+        # A shared prompt position feeds several head rows: their gradients are added in the rows' order.
+        hidden.backward(torch.zeros_like(hidden).index_add_(0, row.hidden_index, result.x_grad))
+        return result
+
+    def _reference_logp(self, row: LossRow) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return score_row(self._reference, row, self._config.learner.head_chunk_mib << 20)
+
+    @staticmethod
+    def _hidden(policy: Policy, row: LossRow) -> Tensor:
+        return policy.backbone(row.token_ids, row.position_ids, attention_context(row.row))
+
+    def _clear_gradient(self) -> None:
+        assert self.policy.grad is not None
+        self.policy.grad.zero_()
+
+    def _note_skip(self, fault: str, step: int, batch: TrainBatch) -> None:
+        if not fault:
+            self._skipped_in_a_row = 0
+            return
+        self._skipped_in_a_row += 1
+        ids = ", ".join(trajectory.trajectory_id for trajectory in batch.trajectories)
+        _log.warning("step %d makes no update: %s; trajectories: %s", step, fault, ids)
+        if self._skipped_in_a_row >= self._config.learner.max_skipped:
+            raise TrainingStopped(
+                f"{self._skipped_in_a_row} steps in a row made no update (learner.max_skipped): {fault}; "
+                f"trajectories of the last: {ids}"
+            )
+
+
+def score_row(policy: Policy, row: LossRow, chunk_bytes: int) -> Tensor:
+    """Log-probs fp32 [T] of a row's targets under `policy`, each at its trajectory's temperature. No gradient."""
+    with torch.no_grad():
+        hidden = policy.backbone(row.token_ids, row.position_ids, attention_context(row.row))
+        head = policy.head
+        return head_logp(
+            hidden[row.hidden_index],
+            head.weight.detach(),
+            row.target,
+            inv_temperature=row.inv_temperature,
+            bias=None if head.bias is None else head.bias.detach(),
+            softcap=head.softcap,
+            logit_scale=head.scale,
+            chunk_bytes=chunk_bytes,
+        ).logp
