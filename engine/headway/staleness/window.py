@@ -160,12 +160,17 @@ class WindowPolicy:
         reachable = self.reachable_lag(concurrent_groups)
         if reachable >= self.max_lag:
             return ""
-        needed = (self.slack + 1) * self.groups_per_step
-        cause = (
-            f"staleness.slots = {self.slots}, which limits it to {reachable}; {needed} slots would reach it"
-            if self.slots < needed
-            else f"the generators decode {concurrent_groups} group at once, so none overtakes another"
-        )
+        most = (self.slack + 1) * self.groups_per_step
+        if self.slack == 0:
+            narrower = 1 + self.groups_per_step * (self.max_lag - 1)
+            cause = (
+                f"staleness.window = {self.window} leaves slots for one step only, and every batch needs all "
+                f"of them; a window of at most {narrower} would reach it"
+            )
+        elif self.slots < most:
+            cause = f"staleness.slots = {self.slots} limits lag to {reachable}; {most} would reach it"
+        else:
+            cause = f"generators that decode {concurrent_groups} group at once limit lag to {reachable}"
         return f"the bound cannot be reached: staleness.max_lag = {self.max_lag}, but {cause}"
 
     def _combination_faults(self) -> list[tuple[str, str]]:
