@@ -122,8 +122,8 @@ CONTESTANTS: dict[str, Contestant] = {
         Rival("trl_threads", "TRL GRPOTrainer, 2 threads", "headway_bench.rivals.trl_default", threads=2),
     )
 }
-# One process may use both cores too, but two threads are slower for it than one (docs/benchmarks.md); trl_threads is
-# there to check that elsewhere.
+# One process may use both cores too, but two threads are slower for it than one (docs/benchmarks.md);
+# trl_threads is there to check that elsewhere.
 USUAL = tuple(each for each in CONTESTANTS.values() if each.name != "trl_threads")
 
 
