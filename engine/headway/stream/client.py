@@ -91,6 +91,7 @@ class GeneratorSocket(Owned):
         self._alone_since = clock()
         self._said_alone = False
         self._kept: dict[int, _Kept] = {}
+        self._watched: set[int] = set()
         self._others: list[list[Frame]] = []
         self._context: Context = zmq.Context()
         self._waker = Waker()
@@ -147,6 +148,12 @@ class GeneratorSocket(Owned):
             limits=limits,
             clock=clock,
         )
+
+    def watch(self, fd: int) -> None:
+        """Let `receive` return, with nothing, when this descriptor turns readable too."""
+        self._own()
+        self._watched.add(fd)
+        self._poller.register(fd, zmq.POLLIN)
 
     def send(self, message: DataMessage) -> bool:
         """Send, or keep for when a learner is there; False in the second case. Never blocks.
@@ -205,6 +212,7 @@ class GeneratorSocket(Owned):
             events = dict(self._poller.poll(milliseconds(min(left, 1.0))))
             if self._waker.fd in events:
                 self._waker.clear()
+            if self._waker.fd in events or self._watched & events.keys():
                 self._watch()
                 return self._drain()
 

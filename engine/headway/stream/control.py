@@ -63,7 +63,7 @@ class _Channel(Owned):
         self._waker.wake()
 
     def close(self) -> None:
-        """Close; waits at most half a second for what is still to be sent. Idempotent."""
+        """Close; waits at most a third of a second for what is still to be sent. Idempotent."""
         if self._may_close() and not self._context.closed:
             self._waker.close()
             self._socket.close()

@@ -151,7 +151,7 @@ class LearnerSocket(Owned):
         self._waker.wake()
 
     def close(self) -> None:
-        """Close both sockets; waits at most half a second for what is still to be sent. Idempotent."""
+        """Close both sockets; waits at most a third of a second for what is still to be sent. Idempotent."""
         if self._may_close() and not self._context.closed:
             self._waker.close()
             self._data.close()

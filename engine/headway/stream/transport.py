@@ -28,7 +28,7 @@ def open_socket(context: Context, kind: int, *, send_mark: int, limits: Limits) 
     """A socket with the shared options; the caller binds or connects it."""
     socket = context.socket(kind)
     # Finite, or closing a context with an unsent message to a dead peer waits for ever.
-    socket.linger = 500
+    socket.linger = 300
     socket.sndhwm = send_mark
     socket.rcvhwm = RECEIVE_GUARD
     # libzmq drops the connection of a peer that announces a longer frame, before it allocates it.
