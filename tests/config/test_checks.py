@@ -47,7 +47,7 @@ def faults(**keys: Any) -> dict[str, str]:
         ("algo.correction", {"algo__correction": "tis"}),
         ("algo.correction", {"algo__correction": "tis", "algo__objective": "gspo"}),
         ("algo.clip_low", {"algo__clip_low": 0.2}),
-        ("algo.clip_high", {"algo__clip_high": 0.2, "algo__objective": "rloo"}),
+        ("algo.clip_high", {"algo__clip_high": 0.2}),
         ("algo.dual_clip", {"algo__dual_clip": 3.0}),
         ("algo.clip_low", {"algo__clip_low": 1.5, "algo__objective": "grpo"}),
         ("learner.warmup_steps", {"learner__warmup_steps": 11, "steps": 10}),

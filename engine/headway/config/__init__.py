@@ -7,6 +7,7 @@ derived                                        the values that keys left open ta
 """
 
 from headway.config import derived
+from headway.config.derived import threads
 from headway.config.folder import RunFolder, create_run, open_run
 from headway.config.loading import load_recipe
 from headway.config.plan import describe
@@ -46,5 +47,6 @@ __all__ = [
     "load_recipe",
     "open_run",
     "save",
+    "threads",
     "to_toml",
 ]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from headway.config import derived, paths
 from headway.config.schema import RunConfig
 
-CLIPPED = ("grpo", "dapo", "dr_grpo", "gspo")
+CLIPPED = ("grpo", "dapo", "dr_grpo", "rloo", "gspo")
 IMPORTANCE_RATIO = ("cispo", "gspo")  # their ratio is pi/mu already: a correction would count it twice
 
 

@@ -5,6 +5,8 @@ Pure functions of the frozen tree; the gate, the plan and the checks all read th
 
 from __future__ import annotations
 
+import os
+
 from headway.config.schema import RunConfig
 
 
@@ -62,12 +64,19 @@ def rows_per_update(config: RunConfig) -> int:
     return -(-sequences_per_update(config) // per_row)
 
 
-def threads(config: RunConfig, role: str, cores: int) -> int:
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads(config: RunConfig, role: str, cores: int | None = None) -> int:
     """Torch threads of one process: what the recipe says, else cores shared fairly among all processes.
 
     Args:
         role: "learner" or "generator".
-        cores: of this machine.
+        cores: to share; None: those that this process may use.
     """
     chosen = config.learner.threads if role == "learner" else config.generator.threads
-    return chosen or max(1, cores // (config.generator.replicas + 1))
+    return chosen or max(1, (cores or available_cores()) // (config.generator.replicas + 1))

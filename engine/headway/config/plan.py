@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from headway.config import derived
 from headway.config.schema import RunConfig
 
@@ -14,7 +12,7 @@ def describe(config: RunConfig, cores: int | None = None) -> list[str]:
     Args:
         cores: of the machine; None asks the operating system.
     """
-    cores = cores or os.cpu_count() or 1
+    cores = cores or derived.available_cores()
     return [
         f"run {config.name!r}: {config.steps} updates of {config.model.path} on {config.env.name}, seed "
         f"{config.seed}",

@@ -1,0 +1,154 @@
+"""`headway run` and `headway selfcheck`: the recipe, the view, the signals and the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from headway.cli.errors import EXIT_FAILED
+from headway.config import RunConfig, create_run, load_recipe
+from headway.engine import Engine
+from headway.errors import ConfigError, HeadwayError
+from headway.launch import STOP_WITHIN_S, PlainView
+from headway.launch.tally import Tally
+from headway.telemetry import JsonlSink, MetricsSink
+from headway.types import LearnerStatus, StepRecord
+
+_INTERRUPTS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGTERM: "ended by SIGTERM"}
+
+
+def recipe(words: Sequence[str]) -> RunConfig:
+    """The config of a command line: one recipe, and dotted overrides in any order.
+
+    Raises:
+        ConfigError: no recipe, or it or an override is wrong.
+    """
+    path, overrides = split_words(words)
+    if path is None:
+        raise ConfigError([("", "no recipe was given: headway run RECIPE.toml [--section.key VALUE ...]")])
+    return load_recipe(path, overrides, os.environ)
+
+
+def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The recipe and the words of the overrides. The recipe is the first word that belongs to no override."""
+    path: Path | None = None
+    overrides: list[str] = []
+    takes_value = False
+    for word in words:
+        if path is None and not takes_value and not word.startswith("--"):
+            path = Path(word)
+            continue
+        overrides.append(word)
+        takes_value = word.startswith("--") and "=" not in word and not takes_value
+    return path, overrides
+
+
+def run(config: RunConfig, view: str, logs: bool = False) -> int:
+    """Runs with child processes.
+
+    Args:
+        view: "live", "plain" or "none".
+        logs: print what the processes print, each line with its process, to standard error.
+
+    Returns:
+        The exit status: 0, 1, or 128 + the signal that ended the run.
+    """
+    engine = Engine(config, sinks=lambda folder: _views(config, folder, view), echo=_echo if logs else None)
+    caught: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        if len(caught) == 1:
+            engine.stop(_INTERRUPTS[signal.Signals(number)], within_s=STOP_WITHIN_S)
+        else:
+            engine.kill()
+
+    with _handling(interrupt), engine:
+        status = engine.wait()
+    assert status is not None
+    if caught:
+        return 128 + caught[0]
+    if status.status == "failed" and view == "none":
+        print(f"headway: the run failed: {status.cause}", file=sys.stderr)
+    return EXIT_FAILED if status.status == "failed" else 0
+
+
+def run_serially(config: RunConfig, view: str) -> int:
+    """Runs all components in this process. Returns the exit status."""
+    from headway.serial import run_serial
+
+    folder = create_run(config)
+    sinks: list[MetricsSink] = [JsonlSink(folder.metrics, folder.summary), *_views(config, folder.path, view)]
+    tally = Tally()
+
+    def on_record(record: StepRecord) -> None:
+        tally.add(record)
+        for sink in sinks:
+            sink.step(record)
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise _Interrupted(number)
+
+    try:
+        with _handling(interrupt):
+            status = run_serial(config, folder.path, on_record)
+    except _Interrupted as caught:
+        status = tally.status("stopped", _INTERRUPTS[signal.Signals(caught.number)])
+        _finish(sinks, status)
+        return 128 + caught.number
+    except HeadwayError as error:
+        _finish(sinks, tally.status("failed", f"{type(error).__name__}: {error}"))
+        raise
+    except Exception as error:
+        _finish(sinks, tally.status("failed", repr(error)))
+        raise
+    _finish(sinks, status)
+    return EXIT_FAILED if status.status == "failed" else 0
+
+
+def selfcheck(config: RunConfig) -> int:
+    """The frozen-policy check. Returns the exit status."""
+    from headway.serial.selfcheck import selfcheck as check
+
+    return check(config)
+
+
+class _Interrupted(BaseException):
+    """A signal came while the serial loop ran; not an Exception, so that nothing on the way swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _echo(name: str, line: str) -> None:
+    print(f"[{name}] {line}", file=sys.stderr, flush=True)
+
+
+def _finish(sinks: Sequence[MetricsSink], status: LearnerStatus) -> None:
+    for sink in sinks:
+        sink.finish(status)
+
+
+def _views(config: RunConfig, folder: Path, view: str) -> list[MetricsSink]:
+    if view == "live":
+        from headway.launch.live import LiveView
+
+        return [LiveView(config, folder)]
+    return [PlainView(config, folder, sys.stdout)] if view == "plain" else []
+
+
+@contextlib.contextmanager
+def _handling(handler: signal._HANDLER) -> Generator[None]:  # pyright: ignore[reportPrivateUsage]
+    """Ctrl-C and SIGTERM go to the handler while the block runs."""
+    before = {number: signal.signal(number, handler) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

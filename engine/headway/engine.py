@@ -1,0 +1,208 @@
+"""The embedding API: a run as a context manager that yields one record per optimizer step.
+
+    with headway.Engine("recipe.toml", learner={"lr": 1e-6}) as engine:
+        for step in engine:
+            if step.ess < 0.5:
+                engine.set("staleness.max_lag", 1)
+
+The run lives in child processes, watched by a thread; it goes on while the program does something else
+between two records. Nothing is forked and no `if __name__ == "__main__"` is needed. The command line uses
+this class too.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headway.config import RunConfig, create_run, load_recipe
+from headway.config.loading import validate
+from headway.errors import ConfigError, DeadlineExceeded, RunFailed
+from headway.launch import STOP_WITHIN_S, Supervisor
+from headway.launch.child import Echo
+from headway.launch.program import HEADWAY
+from headway.telemetry import JsonlSink, MetricsSink
+from headway.types import LearnerStatus, StepRecord
+
+LIVE_KEYS = ("staleness.max_lag", "staleness.slots", "learner.lr")
+Sinks = Callable[[Path], Sequence[MetricsSink]]
+COMMAND_DEADLINE_S = 60.0  # the learner answers between two steps
+
+
+class Engine:
+    """One run. Starts when it is made; ends at its last update, at `stop`, or at `close`."""
+
+    def __init__(
+        self,
+        recipe: str | Path | RunConfig | None = None,
+        *,
+        sinks: Sinks | None = None,
+        echo: Echo | None = None,
+        program: Sequence[str] = HEADWAY,
+        **sections: Any,
+    ) -> None:
+        """
+        Args:
+            recipe: a TOML file, a loaded config, or None when the sections say everything.
+            sinks: fed with every record besides the files of the run folder; called on the supervisor's
+            thread. program: command before `learner` and `generator`; other launchers give their own.
+            sections: overrides, as mappings (`learner={"lr": 1e-6}`) or top-level values (`steps=20`).
+
+        Raises:
+            ConfigError: the recipe or an override is wrong.
+        """
+        self.config = _resolve(recipe, sections)
+        self._folder = create_run(self.config)
+        self._inbox: queue.SimpleQueue[StepRecord | LearnerStatus] = queue.SimpleQueue()
+        self._status: LearnerStatus | None = None
+        fed = [
+            JsonlSink(self._folder.metrics, self._folder.summary),
+            *(sinks(self._folder.path) if sinks is not None else ()),
+            _Inbox(self._inbox),
+        ]
+        self._supervisor = Supervisor(self.config, self._folder, fed, program, echo)
+        self._supervisor.start()
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run: recipe, metrics, logs, summary, final policy."""
+        return self._folder.path
+
+    @property
+    def status(self) -> LearnerStatus | None:
+        """How the run ended; None while it goes on, or while records of it are still to be taken."""
+        return self._status
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        """The records in order, until the run has ended.
+
+        Waits for: the next optimizer step; a dead process ends the wait.
+
+        Raises:
+            RunFailed: the run failed; the message names the process and the cause.
+        """
+        while self._status is None:
+            record = self._take(None)
+            if record is not None:
+                yield record
+        self._raise_failure()
+
+    def set(self, key: str, value: Any, timeout_s: float = COMMAND_DEADLINE_S) -> None:
+        """Changes a key while the run goes on; the change is in force when this returns.
+
+        Args:
+            key: one of LIVE_KEYS.
+            value: as in a recipe.
+            timeout_s: how long to wait for the learner, which answers between two steps.
+
+        Raises:
+            ConfigError: the key cannot be changed live, or the value contradicts the rest of the recipe.
+            DeadlineExceeded: the learner did not answer in time.
+        """
+        if key not in LIVE_KEYS:
+            raise ConfigError(
+                [(key, f"cannot be changed while a run goes on; these can: {', '.join(LIVE_KEYS)}")]
+            )
+        changed = load_changed(self.config, key, value)
+        answered: Future[str] = Future()
+        self._supervisor.command("set", key, str(value), answered.set_result)
+        try:
+            error = answered.result(timeout_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the learner did not answer `set {key}` within {timeout_s:g} s") from None
+        if error:
+            raise ConfigError([(key, error)])
+        self.config = changed
+
+    def stop(self, cause: str = "stopped by the program", within_s: float | None = None) -> None:
+        """Asks the run to end after the current step; iterate on to see its last records.
+
+        Args:
+            cause: for the status.
+            within_s: after this long the processes are ended by force; None waits for the step.
+        """
+        self._supervisor.request_stop(cause, within_s)
+
+    def kill(self) -> None:
+        """Ends every process at once, without saving anything."""
+        self._supervisor.request_stop("killed", 0.0)
+        self._supervisor.kill()
+
+    def wait(self, timeout_s: float | None = None) -> LearnerStatus | None:
+        """Waits for: the end of the run, at most `timeout_s`, passing over its records. Does not raise for a
+        failed run: look at the status."""
+        if self._supervisor.join(timeout_s):
+            while self._status is None:
+                self._take(None)
+        return self._status
+
+    def close(self) -> None:
+        """Ends the run if it goes on, within 5 s, and removes what it left on the machine. Idempotent."""
+        if not self._supervisor.join(0.0):
+            self._supervisor.request_stop("closed by the program", STOP_WITHIN_S)
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self, timeout_s: float | None) -> StepRecord | None:
+        item = self._inbox.get(timeout=timeout_s)
+        if isinstance(item, LearnerStatus):
+            self._status = item
+            return None
+        return item
+
+    def _raise_failure(self) -> None:
+        if self._status is not None and self._status.status == "failed":
+            raise RunFailed(f"{self._status.cause}\nrun folder: {self.run_dir}")
+
+
+class _Inbox:
+    """The sink from which an Engine is iterated: at most one record per optimizer step of the run."""
+
+    def __init__(self, inbox: queue.SimpleQueue[StepRecord | LearnerStatus]) -> None:
+        self._inbox = inbox
+
+    def step(self, record: StepRecord) -> None:
+        self._inbox.put(record)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def finish(self, status: LearnerStatus) -> None:
+        self._inbox.put(status)
+
+
+def load_changed(config: RunConfig, key: str, value: Any) -> RunConfig:
+    """The config with one key changed.
+
+    Raises:
+        ConfigError: what any recipe would be refused for.
+    """
+    section, _, leaf = key.rpartition(".")
+    data = config.model_dump()
+    data[section] = {**data[section], leaf: value}
+    return validate(data)
+
+
+def _resolve(recipe: str | Path | RunConfig | None, sections: Mapping[str, Any]) -> RunConfig:
+    if not isinstance(recipe, RunConfig):
+        return load_recipe(recipe, sections)
+    if not sections:
+        return recipe
+    return load_recipe(None, {**_dotted(recipe.model_dump()), **_dotted(sections)})
+
+
+def _dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
+    from headway.config.loading import dotted
+
+    return dict(dotted(tree)[0])
