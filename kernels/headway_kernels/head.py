@@ -243,7 +243,9 @@ class _Step:
     def _accumulate(self, start: int, end: int, coefficient: Tensor) -> None:
         """Adds the gradients of the rows [start, end), whose exponentials the chunk holds."""
         entropy_coef = self.policy.objective.entropy_coef
-        entropy_weight = self.policy.token_weight[start:end] * entropy_coef if entropy_coef else None
+        entropy_weight = None
+        if entropy_coef:
+            entropy_weight = self.policy.token_weight[start:end].to(torch.float64) * entropy_coef
         self.chunk.accumulate(
             coefficient,
             entropy_weight,

@@ -204,9 +204,11 @@ class LogitChunk:
         if head.softcap is not None:
             assert self._slopes is not None
             slope_BV = self._slopes[low:high]
-            block_BV.mul_(1.0 / head.softcap).tanh_()
-            torch.mul(block_BV, block_BV, out=slope_BV)
-            torch.sub(1.0, slope_BV, out=slope_BV)
+            block_BV.mul_(1.0 / head.softcap)
+            # tanh' as 1 / cosh^2: 1 - tanh^2 has no digits left where the softcap saturates.
+            torch.cosh(block_BV, out=slope_BV)
+            slope_BV.reciprocal_().square_()
+            block_BV.tanh_()
             block_BV.mul_((inv_temperature[low:high] * head.softcap)[:, None])
 
     def _differentiate(

@@ -89,10 +89,9 @@ class Objective:
             )
         if self.dual_clip is not None:
             _check_range("dual_clip", self.dual_clip, 1.0, math.inf, open_low=True)
-            if not self.is_clipped:
+            if self.name == "cispo":
                 raise UnsupportedOption(
-                    f"objective {self.name} has no dual clip; leave dual_clip out, or use one of "
-                    f"{', '.join(sorted(CLIPPED))}"
+                    f"objective {self.name} has no dual clip; leave dual_clip out, or use a clipped objective"
                 )
         if self.kl == "none" and self.kl_coef != 0.0:
             raise UnsupportedOption(f"kl_coef={self.kl_coef} has no effect with kl='none'; use k1, k2 or k3")

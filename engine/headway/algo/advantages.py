@@ -10,8 +10,10 @@ Modes, for a member with reward r of a group of n valid members (n >= 2) with me
     mean    r - m                                                                       Dr. GRPO
     loo     r - mean of the other members = (r - m) n / (n - 1)                         RLOO
 
-A group whose rewards spread less than SPREAD_TOLERANCE x max(1, largest |reward|) has zero variance: it gets
-advantages of exactly 0 and is reported, and takes no part in the batch's std.
+A group whose rewards spread no more than SPREAD_TOLERANCE x max(1, largest |reward|) has zero variance: its
+members get advantages of exactly 0 and take no part in the batch's std, so the others' advantages are the
+same whether or not such groups were filtered out before. Members kept with a 0 still count as loss tokens
+and still feel a KL or entropy term. A group of one has no baseline and is dropped.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Advantages:
         values: float64 [N]; 0 where not trained.
         trained: bool [N]; False on invalid members and on all members of a dropped group.
         invalid: bool [N]; the reward was NaN or infinite.
-        dropped: reason by group id: REWARD_FAILED (fewer than two valid members) or ZERO_VARIANCE.
+        dropped: by group id, REWARD_FAILED: fewer than two valid members.
+        flat: ids of the groups with zero variance, ascending; trained, with advantages of 0.
         std: what batch mode divided by; 1.0 in the other modes.
     """
 
@@ -57,6 +60,7 @@ class Advantages:
     trained: NDArray[np.bool_]
     invalid: NDArray[np.bool_]
     dropped: dict[int, DropReason]
+    flat: list[int]
     std: float
 
     @property
@@ -136,18 +140,23 @@ def group_advantages(
     invalid = ~np.isfinite(reward)
     values = np.zeros(reward.shape, dtype=np.float64)
     trained = np.zeros(reward.shape, dtype=np.bool_)
+    varied = np.zeros(reward.shape, dtype=np.bool_)
+    flat: list[int] = []
     dropped = {int(group_id): DropReason.REWARD_FAILED for group_id in np.unique(group)}
     for group_id, places in _sorted_groups(reward, group, invalid):
         reason = judge_group(reward[places])
-        if reason is not None:
-            dropped[group_id] = reason
+        if reason is DropReason.REWARD_FAILED:
             continue
         del dropped[group_id]
         trained[places] = True
+        if reason is DropReason.ZERO_VARIANCE:
+            flat.append(group_id)
+            continue
         values[places] = _centre(reward[places], mode)
-    std = _batch_std(values[trained]) if mode is AdvantageMode.BATCH else 1.0
+        varied[places] = True
+    std = _batch_std(values[varied]) if mode is AdvantageMode.BATCH else 1.0
     values /= std
-    return Advantages(values, trained, invalid, dropped, std)
+    return Advantages(values, trained, invalid, dropped, flat, std)
 
 
 def _sorted_groups(
@@ -173,7 +182,7 @@ def _centre(rewards: NDArray[np.float64], mode: AdvantageMode) -> NDArray[np.flo
 
 
 def _batch_std(centred: NDArray[np.float64]) -> float:
-    """Root mean square over the trained members; 1 if there is none."""
+    """Root mean square; 1 if there is no member."""
     if not centred.size:
         return 1.0
     return math.sqrt(math.fsum(centred**2) / centred.size) + STD_EPSILON
