@@ -135,6 +135,7 @@ def run_workload(
                 f"{report.samples_per_s:8.1f} samples/s  reward {report.reward_last_10:.3f}"
                 f"  lag <= {report.max_lag_seen}  {report.wall_s:6.1f} s  (load before: {load:.1f})",
                 highlight=False,
+                soft_wrap=True,
             )
     return outcomes
 
@@ -185,7 +186,7 @@ def run_bench(options: Options, console: Console) -> list[Finding]:
     """
 
     def say(line: str) -> None:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
     environment = RivalEnvironment(options.venv, say)
     checkpoint = options.checkpoint or starting_checkpoint(say)

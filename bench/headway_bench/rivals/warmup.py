@@ -39,7 +39,12 @@ def main() -> int:
                 f"warm-up ended at a sampled reward of {reward:.3f}, expected {LEAST_REWARD} to {MOST_REWARD}"
             )
             return 1
-        os.replace(made, given.folder)
+        try:
+            os.replace(made, given.folder)
+        except OSError:
+            # Another bench may have made the same checkpoint meanwhile; a full folder is never replaced.
+            if not (given.folder / "model.safetensors").exists():
+                raise
     print(f"made {given.folder} in {time.perf_counter() - began:.0f} s, sampled reward {reward:.3f}")
     return 0
 
