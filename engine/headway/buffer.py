@@ -107,7 +107,11 @@ class _Assembly:
 
 
 class Buffer:
-    """Assembles groups; every count goes to the gate's ledger, and each ticket ends in both at once."""
+    """Assembles groups; every count goes to the gate's ledger, and each ticket ends in both at once.
+
+    Attributes:
+        gate: what admits and selects.
+    """
 
     def __init__(self, gate: Gate, clock: Callable[[], float]) -> None:
         """Start empty.
@@ -116,7 +120,7 @@ class Buffer:
             gate: admits and selects; this buffer reports to its ledger.
             clock: seconds, for Group.arrived_s.
         """
-        self._gate = gate
+        self.gate = gate
         self._ledger = gate.ledger
         self._clock = clock
         self._assembling: dict[int, _Assembly] = {}
@@ -140,7 +144,7 @@ class Buffer:
 
     def issued(self, ticket: Ticket, generator: str) -> None:
         """A ticket went out to this generator (its incarnation)."""
-        self._gate.issued(ticket, generator)
+        self.gate.issued(ticket, generator)
         self._assembling[ticket.ticket_id] = _Assembly(ticket)
 
     def add(self, trajectory: Trajectory, generator: str) -> Arrival:
@@ -182,13 +186,13 @@ class Buffer:
 
     def drop(self, ticket_id: int, reason: DropReason) -> None:
         """End an outstanding ticket, finished or not, with everything held for it."""
-        self._gate.dropped(ticket_id, reason)
+        self.gate.dropped(ticket_id, reason)
         self._assembling.pop(ticket_id, None)
         self._finished.pop(ticket_id, None)
 
     def lost(self, generator: str) -> list[Ticket]:
         """A generator died or left: its unfinished tickets end. Returns them, to re-issue their prompts."""
-        return [self._assembling.pop(ticket_id).ticket for ticket_id in self._gate.lost(generator)]
+        return [self._assembling.pop(ticket_id).ticket for ticket_id in self.gate.lost(generator)]
 
     def take(self, final: bool = False) -> Batch:
         """The next batch, if it is complete; the gate decides (see Gate.select for `final`).
@@ -196,7 +200,7 @@ class Buffer:
         The batch leaves the buffer; report it to Gate.trained after its step.
         """
         finished = [Finished(group.ticket_id, group.versions) for group in self._finished.values()]
-        selection = self._gate.select(finished, final)
+        selection = self.gate.select(finished, final)
         dropped = [(self._finished.pop(ticket_id), reason) for ticket_id, reason in selection.drop]
         return Batch([self._finished.pop(ticket_id) for ticket_id in selection.take], dropped)
 
@@ -232,7 +236,7 @@ class Buffer:
             failures=[assembly.failures[member] for member in sorted(assembly.failures)],
             arrived_s=self._clock(),
         )
-        self._gate.arrived(ticket_id)
+        self.gate.arrived(ticket_id)
         self._finished[ticket_id] = group
         return Arrival(finished=group)
 
