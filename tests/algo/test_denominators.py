@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -79,7 +77,8 @@ def loss_and_gradient(rows: list[list[int]], denominator: str, name: str) -> tup
         noise = torch.cat([sequence(index) for index in row])
         token_weight = token_weights(mask, offsets, totals, denominator=denominator, max_new_tokens=40)
         result = head_loss_step(
-            x, weight, (noise.abs() * 7).long() % 19, inv_temperature=torch.ones(len(x)), behaviour=-3 + 0.3 * noise,
+            x, weight, (noise.abs() * 7).long() % 19, inv_temperature=torch.ones(len(x)),
+            behaviour=-3 + 0.3 * noise,
             advantage=torch.cat([sequence(index, 1)[:1, 0].expand(LENGTHS[index]) for index in row]),
             token_weight=torch.from_numpy(token_weight), segments=torch.from_numpy(offsets),
             objective=Objective(name), weight_grad=gradient,
@@ -88,10 +87,8 @@ def loss_and_gradient(rows: list[list[int]], denominator: str, name: str) -> tup
     return loss, gradient
 
 
-@pytest.mark.parametrize(
-    ("denominator", "name"),
-    list(itertools.product(("tokens", "sequences", "constant"), ("cispo", "grpo", "gspo"))),
-)
+@pytest.mark.parametrize("denominator", ["tokens", "sequences", "constant"])
+@pytest.mark.parametrize("name", ["cispo", "grpo", "gspo"])
 def test_loss_and_gradient_do_not_depend_on_the_split(denominator: str, name: str) -> None:
     """B6: 1 x 8, 2 x 4, 8 x 1 and shuffled."""
     whole, gradient = loss_and_gradient([list(range(8))], denominator, name)
