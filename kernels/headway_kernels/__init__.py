@@ -8,6 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-# Written by CMake; importing it is what lets an editable install notice a stale native library and rebuild it.
+# Written by CMake. Importing it lets an editable install notice a stale native library and rebuild it.
 if importlib.util.find_spec("headway_kernels._build_info") is not None:
     importlib.import_module("headway_kernels._build_info")

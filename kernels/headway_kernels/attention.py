@@ -1,9 +1,10 @@
 """Attention of ragged queries over a key-value pool or over a packed row with shared prefixes.
 
-Comes in: query [N, Hq, D], key and value [M, Hkv, D], an AttentionPlan. Goes out: [N, Hq, D]. The generator calls it
-under no_grad, once a layer of a step; the learner through autograd. Never blocks.
+Comes in: query [N, Hq, D], key and value [M, Hkv, D], an AttentionPlan. Goes out: [N, Hq, D]. The generator
+calls it under no_grad, once a layer of a step; the learner through autograd. Never blocks.
 
-Shapes: N query tokens, M key tokens, Hq query heads, Hkv key-value heads (Hq a multiple of Hkv), D head dimension.
+Legend: N query tokens, M key tokens, Hq query heads, Hkv key-value heads (Hq a multiple of it), D head
+dimension.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def run_attention(
 ) -> torch.Tensor:
     """softmax(scale * query . key) . value over the keys that the plan gives each query.
 
-    The result does not depend on num_threads, nor on what lies outside a run's keys (NaN there does not leak). Both
-    backends are deterministic; the native one is fp32 on the CPU and is what "auto" takes where it can.
+    The result does not depend on num_threads, nor on what lies outside a run's keys (NaN there does not
+    leak). Both backends are deterministic; the native one is fp32 on the CPU and is what "auto" takes where
+    it can.
 
     Args:
         query: [N, Hq, D]; any token and head strides, the last dimension contiguous. So too key and value.
@@ -175,10 +177,12 @@ class _NativeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the names
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
         d_out = grad_outputs[0]
-        if d_out.dim() and d_out.stride(2) != 1:
+        if d_out.stride(2) != 1:
             d_out = d_out.contiguous()
         lib = native.library()
         assert lib is not None

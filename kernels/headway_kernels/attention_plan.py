@@ -1,7 +1,7 @@
 """Which keys each query sees: the one description that decoding, prefill and training share.
 
-Comes in: int64 arrays made by the generator (key-value pool slots) or by the packer (prefix trees). Goes out: an
-AttentionPlan, checked once, used by every layer of a forward and backward. See attention.run_attention.
+Comes in: int64 arrays made by the generator (key-value pool slots) or by the packer (prefix trees). Goes out:
+an AttentionPlan, checked once, used by every layer of a forward and backward. See attention.run_attention.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ Ints = NDArray[np.int64]
 class AttentionPlan:
     """Runs of consecutive queries and the keys they see; refuses what does not fit when it is made.
 
-    A run r is `query_len[r]` queries from `query_start[r]`. Its query j (0-based) sees every key of the run's full
-    ranges, and keys `causal_start[r] .. causal_start[r] + causal_base[r] + j`, that last one included. A decode step is
-    a run of one query whose causal range is its own slots and whose full range may be a shared prompt; a prefill is a
-    run without full ranges; a node of a prefix tree is a run whose full ranges are its ancestors.
+    A run r is `query_len[r]` queries from `query_start[r]`. Its query j (0-based) sees every key of the run's
+    full ranges, and keys `causal_start[r] .. causal_start[r] + causal_base[r] + j`, that last one included. A
+    decode step is a run of one query whose causal range is its own slots and whose full range may be a shared
+    prompt; a prefill is a run without full ranges; a node of a prefix tree is a run whose full ranges are its
+    ancestors.
 
-    Queries belong to at most one run; those of none get zeros. Runs may be empty. The keys of one run are disjoint.
-    The arrays must not be changed afterwards.
+    Queries belong to at most one run; those of none get zeros. Runs may be empty. The keys of one run are
+    disjoint. The arrays must not be changed afterwards.
 
     Args:
         query_start, query_len, causal_start, causal_base: [R] int64, CPU, contiguous.
-        range_offsets: [R + 1] int64: the full ranges of run r are range_offsets[r] .. range_offsets[r + 1] - 1.
+        range_offsets: [R + 1] int64; run r has the full ranges range_offsets[r] .. range_offsets[r + 1] - 1.
         range_start, range_len: [number of full ranges] int64.
         num_queries: N, the number of query tokens.
         num_keys: M, the number of key tokens (of the pool, or of the row).
@@ -87,16 +88,31 @@ class AttentionPlan:
         num_queries: int,
         num_keys: int,
     ) -> AttentionPlan:
-        """A plan from tuples (query_start, query_len, causal_start, causal_base, [(range_start, range_len), ...]).
+        """A plan from one tuple a run.
+
+        Args:
+            runs: (query_start, query_len, causal_start, causal_base, [(range_start, range_len), ...]) each.
+            num_queries: N.
+            num_keys: M.
 
         Raises:
             ShapeError: as the class.
         """
-        columns = [torch.tensor([run[i] for run in runs], dtype=torch.int64) for i in range(4)]
+        columns = torch.tensor([run[:4] for run in runs], dtype=torch.int64).reshape(-1, 4)
+        first, length, start, base = (columns[:, i].contiguous() for i in range(4))
         counts = torch.tensor([0] + [len(run[4]) for run in runs], dtype=torch.int64)
         ranges = torch.tensor([pair for run in runs for pair in run[4]], dtype=torch.int64).reshape(-1, 2)
-        starts, lengths = ranges[:, 0].contiguous(), ranges[:, 1].contiguous()
-        return cls(*columns, counts.cumsum(0), starts, lengths, num_queries=num_queries, num_keys=num_keys)
+        return cls(
+            query_start=first,
+            query_len=length,
+            causal_start=start,
+            causal_base=base,
+            range_offsets=counts.cumsum(0),
+            range_start=ranges[:, 0].contiguous(),
+            range_len=ranges[:, 1].contiguous(),
+            num_queries=num_queries,
+            num_keys=num_keys,
+        )
 
 
 def _refuse(what: str) -> NoReturn:
@@ -106,7 +122,8 @@ def _refuse(what: str) -> NoReturn:
 def _as_numpy(name: str, tensor: torch.Tensor) -> Ints:
     if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.device.type != "cpu":
         _refuse(
-            f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, expected a 1-D torch.int64 CPU tensor"
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, "
+            "expected a 1-D torch.int64 CPU tensor"
         )
     if not tensor.is_contiguous():
         _refuse(f"{name} is not contiguous; call .contiguous() on it")
@@ -123,7 +140,13 @@ def _check_bound(name: str, values: Ints, low: int, high: Ints | int, meaning: s
 
 
 def _check_runs(
-    query_start: Ints, query_len: Ints, causal_start: Ints, causal_base: Ints, *, num_queries: int, num_keys: int
+    query_start: Ints,
+    query_len: Ints,
+    causal_start: Ints,
+    causal_base: Ints,
+    *,
+    num_queries: int,
+    num_keys: int,
 ) -> None:
     if num_queries < 0 or num_keys < 0:
         _refuse(f"num_queries {num_queries} and num_keys {num_keys} must not be negative")

@@ -1,7 +1,7 @@
-"""Attention over a plan in plain PyTorch: the fallback without the native library, for every dtype and device.
+"""Attention over a plan in plain PyTorch: what runs without the native library, any dtype and device.
 
-Small problems are one scaled_dot_product_attention under a boolean mask over the keys that are used at all; large ones
-go run by run. Differentiable by autograd. Called by attention.run_attention.
+Small problems are one scaled_dot_product_attention under a boolean mask over the keys that are used at all;
+large ones go run by run. Differentiable by autograd. Called by attention.run_attention.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _spans(plan: AttentionPlan) -> list[tuple[int, int, list[tuple[int, int]], i
     offsets = plan.range_offsets.tolist()
     begins, lengths = plan.range_start.tolist(), plan.range_len.tolist()
     rows = zip(
-        *(t.tolist() for t in (plan.query_start, plan.query_len, plan.causal_start, plan.causal_base)), strict=True
+        *(t.tolist() for t in (plan.query_start, plan.query_len, plan.causal_start, plan.causal_base)),
+        strict=True,
     )
     return [
         (q, n, [(begins[i], begins[i] + lengths[i]) for i in range(offsets[r], offsets[r + 1])], start, base)

@@ -1,8 +1,8 @@
 """Sampling of the next token, with its log-prob under the distribution that it was drawn from.
 
-Comes in: logits [N, V], a temperature, a seed and a position per row. Goes out: tokens [N] and log-probs [N]. Called by
-the generator once a decode step, under no_grad. A row's draw depends on its own logits, temperature, seed and position
-alone, so a request's tokens do not depend on what it was batched with.
+Comes in: logits [N, V], a temperature, a seed and a position per row. Goes out: tokens [N] and log-probs [N].
+Called by the generator once a decode step, under no_grad. A row's draw depends on its own logits,
+temperature, seed and position alone, so a request's tokens do not depend on what it was batched with.
 
 Legend: N rows, V vocabulary.
 """
@@ -33,21 +33,22 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row from softmax(logits * inv_temperature), by inversion of its distribution function.
 
-    The uniform number comes from `uniforms(seeds, positions)`. Both backends draw the same token unless the uniform
-    number lies within rounding of a boundary between two tokens. A token whose logit is -inf is never drawn.
+    The uniform number comes from `uniforms(seeds, positions)`. Both backends draw the same token unless the
+    uniform number lies within rounding of a boundary between two tokens. A token whose logit is -inf is never
+    drawn.
 
     Args:
         logits: [N, V] float32 CPU, V >= 1, rows of any stride; -inf masks a token.
-        inv_temperature: [N] float32 > 0; inf takes the first of the largest logits and reports its log-prob at
-            temperature 1.
+        inv_temperature: [N] float32 > 0; inf takes the first of the largest logits and reports its log-prob
+            at temperature 1.
         seeds: [N] int64, one a request.
         positions: [N] int64, the index of the token within its request.
         backend: "cpu" is the native library, "reference" numpy in float64.
         num_threads: of the native library; torch.get_num_threads() by default.
 
     Returns:
-        tokens [N] int64 and log-probs [N] float32, the latter within 1e-6 * max(1, |logit|) of exact. A row with a NaN,
-        a +inf or nothing but -inf gets token -1 and log-prob NaN: the caller counts it.
+        tokens [N] int64 and log-probs [N] float32, the latter within 1e-6 * max(1, |logit|) of exact. A row
+        with a NaN, a +inf or nothing but -inf gets token -1 and log-prob NaN: the caller counts it.
 
     Raises:
         ShapeError: shapes or dtypes do not fit, or an inverse temperature is not positive.
@@ -92,7 +93,12 @@ def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[
 def _check(
     logits: torch.Tensor, inv_temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    if logits.dim() != 2 or logits.shape[1] == 0 or logits.dtype != torch.float32 or logits.device.type != "cpu":
+    if (
+        logits.dim() != 2
+        or logits.shape[1] == 0
+        or logits.dtype != torch.float32
+        or logits.device.type != "cpu"
+    ):
         raise ShapeError(
             f"sampling: logits are {logits.dtype} {tuple(logits.shape)} on {logits.device}; "
             "expected float32 [N, V >= 1] on the CPU"
@@ -113,7 +119,8 @@ def _check(
     if refused.any():
         row = int(refused.argmax())
         raise ShapeError(
-            f"sampling: inv_temperature[{row}] is {float(inv_temperature[row])}; expected > 0 (inf takes the maximum)"
+            f"sampling: inv_temperature[{row}] is {float(inv_temperature[row])}; "
+            "expected > 0 (inf takes the maximum)"
         )
 
 
@@ -126,7 +133,11 @@ def _native(
     threads: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_rows, vocab_size = logits.shape
-    inv_temperature, seeds, positions = inv_temperature.contiguous(), seeds.contiguous(), positions.contiguous()
+    inv_temperature, seeds, positions = (
+        inv_temperature.contiguous(),
+        seeds.contiguous(),
+        positions.contiguous(),
+    )
     tokens = torch.empty(num_rows, dtype=torch.int64)
     logprobs = torch.empty(num_rows, dtype=torch.float32)
     lib.headway_sample_tokens(
