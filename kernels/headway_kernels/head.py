@@ -217,8 +217,7 @@ class _Step:
             assert self.policy.segments is not None
             boundaries = check_segments(self.policy.segments, num_rows)
             spans = _segment_spans(boundaries, limit)
-        loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
-        stats = PolicyStats.zero(self.x.device)
+        loss, stats = None, None
         for start, end in spans:
             pieces = list(_even_spans(start, end, limit))
             for piece in pieces:
@@ -229,7 +228,10 @@ class _Step:
                     self._score(*piece)
                 low, high = piece
                 self._accumulate(low, high, result.coefficient[low - start : high - start])
-            loss, stats = loss + result.loss, stats + result.stats
+            loss = result.loss if loss is None else loss + result.loss
+            stats = result.stats if stats is None else stats + result.stats
+        if loss is None or stats is None:
+            return torch.zeros((), dtype=torch.float64, device=self.x.device), PolicyStats.zero(self.x.device)
         return loss, stats
 
     def _score(self, start: int, end: int) -> None:

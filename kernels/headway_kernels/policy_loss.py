@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headway_kernels.errors import NumericsError, ShapeError, UnsupportedOption
 from headway_kernels.objective import Objective
-from headway_kernels.policy_stats import SUMS, PolicyStats, bucket_counts
+from headway_kernels.policy_stats import SUMS, PolicyStats, bucket_counts, peaks
 
 # exp(20) = 4.9e8: no ratio beyond it can be meant, and below it the guard changes no bit.
 MAX_EXPONENT = 20.0
@@ -302,36 +302,30 @@ def _statistics(
 ) -> PolicyStats:
     active, zero = tokens.active, torch.zeros_like(ratio)
     limited = surrogate.high | surrogate.low | surrogate.dual | surrogate.capped
+    flags_KT = torch.stack(
+        (active, surrogate.high, surrogate.low, surrogate.dual, surrogate.capped, limited)
+    ).logical_and_(active)
     kl_reference = zero
     if tokens.reference is not None:
         excess = tokens.logp - tokens.reference
         kl_reference = clamped * (torch.expm1((-excess).clamp_(-MAX_EXPONENT, MAX_EXPONENT)) + excess)
-    columns = {
-        "weighted": active,
-        "clipped_high": surrogate.high,
-        "clipped_low": surrogate.low,
-        "clipped_dual": surrogate.dual,
-        "capped": surrogate.capped,
-        "limited": limited,
-        "ratio": ratio,
-        "ratio_squared": ratio.square(),
-        "ratio_raw": log_ratio.clamp(max=700.0).exp_(),
-        "ratio_clamped": clamped,
-        "weight": surrogate.ratio,
-        "kl_behaviour_k1": -log_ratio,
-        "kl_behaviour_k3": torch.expm1(log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT)) - log_ratio,
-        "kl_reference": kl_reference,
-        "entropy": zero if tokens.entropy is None else tokens.entropy,
-    }
-    stacked_KT = torch.stack([column.to(torch.float64) for column in columns.values()])
+    values_KT = torch.stack(
+        (
+            ratio,
+            ratio.square(),
+            clamped,
+            surrogate.ratio,
+            -log_ratio,
+            kl_reference,
+            zero if tokens.entropy is None else tokens.entropy,
+        )
+    )
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=active.device)
     sums[0] = active.shape[0]
-    sums[1 : 1 + len(columns)] = torch.where(active, stacked_KT, 0.0).sum(1)
+    sums[1:7] = flags_KT.sum(1)
+    # Every value of an unweighted token is finite by now, so a product with 0 removes it.
+    sums[7:14] = torch.mv(values_KT, active.to(torch.float64))
     if lengths is not None and member is not None:
-        sums[-2] = (lengths > 0).sum()
-        sums[-1] = ((_segment_sum((limited & active).to(torch.float64), member, lengths)) > 0).sum()
-    peaks = PolicyStats.zero(active.device).peaks
-    if active.shape[0]:
-        peaks[0] = torch.where(active, log_ratio, -torch.inf).max()
-        peaks[1] = log_ratio.abs().max()
-    return PolicyStats(sums, peaks, bucket_counts(log_ratio, active))
+        sums[14] = (lengths > 0).sum()
+        sums[15] = (_segment_sum(flags_KT[-1].to(torch.float64), member, lengths) > 0).sum()
+    return PolicyStats(sums, peaks(log_ratio, active), bucket_counts(log_ratio, active))

@@ -22,13 +22,11 @@ SUMS = (
     "clipped_dual",  # A < 0 and the ratio above dual_clip: no gradient
     "capped",  # a weight was cut to cap or correction_cap: reduced gradient
     "limited",  # any of the four above, each token once
-    "ratio",  # r = pi/mu, exponent bounded to +-20
+    "ratio",  # r = pi/mu, before clip and cap; its exponent is bounded to +-20
     "ratio_squared",
-    "ratio_raw",  # r before any bound (fp64 holds exp(700))
     "ratio_clamped",  # min(r, cap)
     "weight",  # the objective's own ratio before clip and cap: r, rho or the segment's s
     "kl_behaviour_k1",  # mu - pi
-    "kl_behaviour_k3",  # r - 1 - (pi - mu)
     "kl_reference",  # min(r, cap) k3(pi, ref); 0 without a reference
     "entropy",
     "segments",  # segment-level objectives: segments with a weighted token
@@ -106,8 +104,8 @@ class PolicyStats:
 
     @property
     def ratio_mean(self) -> float:
-        """Mean of r = pi/mu, not clamped."""
-        return self.mean("ratio_raw")
+        """Mean of r = pi/mu before clip and cap; a single r counts as exp(20) at most."""
+        return self.mean("ratio")
 
     @property
     def ratio_clamped_mean(self) -> float:
@@ -131,8 +129,10 @@ class PolicyStats:
 
     @property
     def kl_behaviour(self) -> float:
-        """KL(mu || pi) by the k3 estimator, per token."""
-        return self.mean("kl_behaviour_k3")
+        """KL(mu || pi) by the k3 estimator r - 1 - log r, per token."""
+        if not self.num_tokens:
+            return 0.0
+        return max(self.ratio_mean - 1.0 + self.kl_behaviour_k1, 0.0)
 
     @property
     def kl_behaviour_k1(self) -> float:
@@ -163,6 +163,20 @@ class PolicyStats:
     def ratio_p99(self) -> float:
         """The ratio that 99 % of the weighted tokens stay below."""
         return self.ratio_quantile(0.99)
+
+
+def peaks(log_ratio: Tensor, active: Tensor) -> Tensor:
+    """The largest log-ratio and the largest |log-ratio| of the active tokens.
+
+    Args:
+        log_ratio: float64 [T], finite and 0 where inactive. active: bool [T].
+
+    Returns:
+        float64 [2]; -inf and 0 without an active token.
+    """
+    if not log_ratio.shape[0]:
+        return PolicyStats.zero(log_ratio.device).peaks
+    return torch.stack((torch.where(active, log_ratio, -math.inf).amax(), log_ratio.abs().amax()))
 
 
 def bucket_counts(log_ratio: Tensor, active: Tensor) -> Tensor:
