@@ -383,6 +383,18 @@ def test_a_restarted_generator_is_a_new_peer_and_the_old_one_is_gone(
         assert thread_done == ["done 0"]
 
 
+def test_a_reconnecting_generator_takes_its_identity_over(pair: Pair, until: Until) -> None:
+    """Its old connection may not be known to be dead yet: half-open TCP, a partition."""
+    until(lambda: pair.generator.connected, pair.turn)
+    with pair.generator as old:
+        pair.generator = pair.connect("g0")
+        until(lambda: pair.generator.connected, pair.turn)
+        pair.answered.clear()
+        assert pair.learner.send(b"g0", Stop(reason="to the new one"))
+        until(lambda: pair.answered, pair.turn)
+        assert old.receive(0) == []
+
+
 def test_two_runs_on_one_host_do_not_meet(peer: ModuleType, until: Until) -> None:
     """Ports are the kernel's choice, and a peer of another run is told so and goes on living."""
     with LearnerSocket() as ours, LearnerSocket() as theirs:
