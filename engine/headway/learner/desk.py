@@ -260,15 +260,18 @@ class Desk:
         wanted = self._wanted()
         share = -(-self.gate.policy.slots // max(1, len(self._peers)))
         grants: dict[bytes, list[Ticket]] = {}
-        for peer in self._recipients():
-            if peer.acked is None:
-                continue
-            limit = min(wanted, share - len(peer.tickets), self.gate.budget(peer.acked))
+        recipients = [(peer, peer.acked) for peer in self._recipients() if peer.acked is not None]
+        # Read before the first ticket goes out: with max_lag = 0 nothing may be granted while one is in flight,
+        # and the whole round belongs to all generators together.
+        budgets = [self.gate.budget(acked) for _, acked in recipients]
+        issued = 0
+        for (peer, _), budget in zip(recipients, budgets, strict=True):
+            limit = min(wanted - issued, share - len(peer.tickets), budget - issued)
             for _ in range(limit):
                 ticket = self._issue(peer, now)
                 if ticket is None:
                     break
-                wanted -= 1
+                issued += 1
                 grants.setdefault(peer.address, []).append(ticket)
         if grants and self.first_ticket_s is None:
             self.first_ticket_s = now

@@ -61,7 +61,7 @@ def builtin_folder(name: str, note: Callable[[str], None] = lambda line: None) -
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
     module = _warm_up(warmup)
     module.save_pretrained(str(temporary))
-    _tokenizer().save_pretrained(str(temporary))
+    sort_tokenizer().save_pretrained(str(temporary))
     try:
         temporary.rename(folder)
     except OSError:  # another process finished first
@@ -89,7 +89,8 @@ def tiny_sort_model(seed: int) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def sort_tokenizer() -> PreTrainedTokenizerFast:
+    """The character tokenizer of the sort models: one id a character, nothing added."""
     inner = Tokenizer(models.WordLevel(vocab={c: i for i, c in enumerate(ALPHABET)}, unk_token="_"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     inner.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
