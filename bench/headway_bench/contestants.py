@@ -106,6 +106,8 @@ class Headway:
         run_dir = job.folder / "run"
         command = [sys.executable, "-m", "headway", "run", str(recipe)]
         command += ["--seed", str(job.seed), "--run_dir", str(run_dir), "--view", "plain"]
+        # The rivals draw their prompts from the same seed.
+        command += ["--env.args.seed", str(job.seed)]
         command += ["--model.path", str(job.checkpoint), "--steps", str(job.workload.steps)]
         return Launch(command, {}, run_dir / "summary.json")
 

@@ -66,7 +66,7 @@ def test_headway_is_started_from_its_recipe(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(contestants, "RECIPES", tmp_path)
     launch = CONTESTANTS[HEADWAY].launch(job(tmp_path), Path("/venv/bin/python"))
     assert launch.command[:5] == [sys.executable, "-m", "headway", "run", str(tmp_path / "w1.toml")]
-    assert option(launch.command, "--seed") == "43"
+    assert option(launch.command, "--seed") == option(launch.command, "--env.args.seed") == "43"
     assert option(launch.command, "--view") == "plain"
     assert option(launch.command, "--steps") == "100"
     assert option(launch.command, "--model.path") == str(tmp_path / "model")

@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as mp
+from transformers import AutoModelForCausalLM
+
+# Imported here, not where it is used: the first batch is already on the clock.
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from headway_bench.rivals.task import (
     EOS_ID,
@@ -123,8 +127,6 @@ class RolloutWorker:
 
 def sample_forever(options: RunnerOptions, links: Links, weights: SharedWeights) -> None:
     """The rollout process: newest weights, one batch, score, enqueue; until told to stop."""
-    from transformers import AutoModelForCausalLM
-
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed + 1)
     workload = options.workload
@@ -192,8 +194,6 @@ def scored(
     version: int,
 ) -> Iterator[Any]:
     """The RolloutSamples of a batch, advantages normalised by group; `first` is its first prompt."""
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
     workload = options.workload
     group_of = [first + index // workload.completions for index in range(len(completions))]
     if workload.forced_length:
