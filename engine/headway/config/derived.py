@@ -44,7 +44,8 @@ def slots(config: RunConfig) -> int:
 
 def reachable_lag(config: RunConfig) -> int:
     """The largest lag that the slots and the number of steps leave possible; at most max_lag."""
-    by_slots = (slots(config) - 1) // config.batch.prompts + window_lag(config)
+    overtaken = window(config) - 1 if slots(config) > config.batch.prompts else 0
+    by_slots = (slots(config) - 1 + overtaken) // config.batch.prompts
     return max(0, min(config.staleness.max_lag, by_slots, config.steps - 1))
 
 

@@ -261,7 +261,7 @@ class Desk:
         share = -(-self.gate.policy.slots // max(1, len(self._peers)))
         grants: dict[bytes, list[Ticket]] = {}
         recipients = [(peer, peer.acked) for peer in self._recipients() if peer.acked is not None]
-        # Read before the first ticket goes out: with max_lag = 0 nothing may be granted while one is in flight,
+        # Read before the first ticket goes out: with max_lag = 0 nothing is granted while one is in flight,
         # and the whole round belongs to all generators together.
         budgets = [self.gate.budget(acked) for _, acked in recipients]
         issued = 0
