@@ -35,6 +35,7 @@ from headway_bench.rivals.workload import WORKLOADS, Workload
 from headway_bench.verdict import Finding, Outcome, findings, findings_table
 
 FIRST_SEED = 42
+REDIRECTED_WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -204,11 +205,17 @@ def run_bench(options: Options, console: Console) -> list[Finding]:
     return found
 
 
+def wide_console() -> Console:
+    """The terminal, or where the output goes to a file a width that no table has to fold into."""
+    console = Console()
+    return console if console.is_terminal else Console(width=REDIRECTED_WIDTH)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; 0: every claim that could be checked held, 1: one did not, 2: it could not run."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     try:
-        found = run_bench(options, Console())
+        found = run_bench(options, wide_console())
     except HeadwayError as error:
         print(error, file=sys.stderr)
         return 2
