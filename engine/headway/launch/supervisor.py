@@ -33,6 +33,7 @@ from headway.wire.messages import Command, Event
 
 TICK_S = 0.1
 STOP_WITHIN_S = 5.0  # of an interrupted run, from the signal to the end
+STOPPED_S = 0.5  # for the generators to leave by themselves before they are asked to
 FAREWELL_S = 30.0  # for the learner to exit after its last event
 Answer = Callable[[str], None]
 
@@ -242,7 +243,7 @@ class Supervisor:
         """Ends what still runs: in order after a good end, by SIGTERM else, and by SIGKILL soon after."""
         children = [child for child in (self._learner, *self._fleet.children()) if child is not None]
         if status.status == "finished":
-            self._wait_for(children, 3.0)  # the learner told the generators to stop
+            self._wait_for(children, STOPPED_S)  # the learner told the generators to stop
         for child in children:
             child.terminate()
         within_s = (
