@@ -137,14 +137,16 @@ def test_tis_counts_the_behaviour_once() -> None:
 def test_unbounded_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
     """A1: (pi, mu, advantage, weight), with a masked token that contributes exactly 0."""
     rows = [(-2, -91, 1, 1), (-2, -91, 0, 1), (-2, -91, 1, 0), (-91, -2, -1, 1), (0, 0, 1, 1)]
+    rows += [(-2, -91, -1, 1), (-2, -1024, -1, 1)]
     logp, behaviour, advantage, weight = torch.tensor(rows, dtype=dtype).T
-    out = policy_loss(logp, behaviour, advantage, weight, objective=Objective(name), segments=torch.arange(6))
+    out = policy_loss(logp, behaviour, advantage, weight, objective=Objective(name), segments=torch.arange(8))
     assert math.isfinite(float(out.loss))
     assert torch.isfinite(out.coefficient).all()
     assert out.coefficient[1:3].tolist() == [0, 0]
     assert out.coefficient.dtype is torch.float32
-    assert out.stats.log_ratio_max == 89.0  # the raw one, not the clamped
-    assert out.stats.ratio_max == pytest.approx(math.exp(89), rel=1e-6)
+    assert out.stats.log_ratio_max == logp[6] - behaviour[6]  # the raw one, not the clamped
+    assert out.stats.ratio_max == pytest.approx(math.exp(700), rel=1e-6)  # its reported bound
+    assert math.isfinite(out.stats.ratio_mean)
 
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=8))
