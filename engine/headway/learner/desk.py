@@ -183,9 +183,8 @@ class Desk:
 
     def _on_trajectories(self, peer: Peer, message: Trajectories) -> None:
         self.outbox.append((peer.address, Received(seq=message.seq)))
-        if message.seq <= peer.last_seq:
+        if not peer.is_new(message.seq):
             return  # sent again because our ack was lost
-        peer.last_seq = message.seq
         for trajectory in message.trajectories:
             self.num_sampled_received += trajectory.num_sampled
             ticket = self.buffer.ticket(trajectory.ticket_id)
