@@ -26,6 +26,9 @@ class PromptSource:
     Args:
         environment: asked for prompts; tokenizer: renders and encodes them.
         config: passes and shuffle; seed: of the order.
+
+    Attributes:
+        cursor: position in the order of the next new prompt.
     """
 
     def __init__(self, environment: Environment, tokenizer: Tokenizer, config: EnvConfig, seed: int) -> None:
@@ -34,7 +37,7 @@ class PromptSource:
         self._passes = config.passes
         self._shuffle = config.shuffle
         self._seed = seed
-        self._cursor = 0
+        self.cursor = 0
         self._returned: deque[TokenisedPrompt] = deque()
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -42,13 +45,13 @@ class PromptSource:
     def passes_done(self) -> int:
         """Whole passes over a bounded prompt set."""
         count = self._environment.num_prompts
-        return self._cursor // count if count else 0
+        return self.cursor // count if count else 0
 
     @property
     def exhausted(self) -> bool:
         """No prompt is left: every pass is done and none came back."""
         count = self._environment.num_prompts
-        return bool(count and self._passes and self._cursor >= count * self._passes and not self._returned)
+        return bool(count and self._passes and self.cursor >= count * self._passes and not self._returned)
 
     def next(self) -> TokenisedPrompt | None:
         """The next prompt, None when exhausted. Prompts given back come first."""
@@ -56,8 +59,8 @@ class PromptSource:
             return self._returned.popleft()
         if self.exhausted:
             return None
-        index = self._index(self._cursor)
-        self._cursor += 1
+        index = self._index(self.cursor)
+        self.cursor += 1
         return TokenisedPrompt(index, self._tokenizer.encode_prompt(self._environment.prompt(index)))
 
     def give_back(self, prompt: TokenisedPrompt) -> None:
