@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from headway_kernels.sampling import sample_tokens
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -26,6 +25,7 @@ from headway.model import load_policy, load_tokenizer
 from headway.serial import run_serial
 from headway.trainer import Trainer
 from headway.types import PolicyVersion, Ticket, Trajectory, prompt_digest
+from headway_kernels.sampling import sample_tokens
 
 NUM_STEPS = 20
 
@@ -38,7 +38,10 @@ def config(tiny_config: Callable[..., RunConfig]) -> RunConfig:
 def plain_loop(config: RunConfig) -> dict[str, torch.Tensor]:
     """Generate, score, train, copy the weights: the engine's decode and the trainer's step, and nothing else."""
     folder = Path(config.model.path)
-    tokenizer, environment = load_tokenizer(folder), load_environment(EnvSpec(config.env.name, config.env.args))
+    tokenizer, environment = (
+        load_tokenizer(folder),
+        load_environment(EnvSpec(config.env.name, config.env.args)),
+    )
     policy = load_policy(folder, with_grad=True)
     trainer = Trainer(policy, config, recipe_of(config.algo), None)
     engine = build_engine(config, folder, tokenizer)
@@ -56,7 +59,9 @@ def plain_loop(config: RunConfig) -> dict[str, torch.Tensor]:
                 next_ticket, next_prompt = next_ticket + 1, next_prompt + 1
             for ticket in round_:
                 engine.add(
-                    GroupRequest(ticket.ticket_id, ticket.prompt_ids, ticket.num_members, ticket.sampling, ticket.seed)
+                    GroupRequest(
+                        ticket.ticket_id, ticket.prompt_ids, ticket.num_members, ticket.sampling, ticket.seed
+                    )
                 )
             finished: list[FinishedMember] = []
             while engine.num_running or engine.num_waiting:
@@ -129,7 +134,9 @@ def test_max_lag_0_agrees_with_a_loop_over_transformers_forward_alone(
                 prompt = tokenizer.encode_prompt(environment.prompt(index))
                 seed = mix(config.seed, index)
                 samples = [sample(module, prompt, mix(seed, m), config, tokenizer.eos_ids) for m in range(4)]
-                rewards = [environment.reward(index, Completion("", s[len(prompt) :], "stop")) for s in samples]
+                rewards = [
+                    environment.reward(index, Completion("", s[len(prompt) :], "stop")) for s in samples
+                ]
                 index += 1
                 if len(set(rewards)) > 1:
                     groups.append((samples, rewards, len(prompt)))
@@ -152,7 +159,9 @@ def sample(module: Any, prompt: list[int], seed: int, config: RunConfig, eos: tu
     return ids
 
 
-def update(module: Any, optimizer: torch.optim.Optimizer, groups: list[tuple[list[list[int]], list[float], int]]) -> None:
+def update(
+    module: Any, optimizer: torch.optim.Optimizer, groups: list[tuple[list[list[int]], list[float], int]]
+) -> None:
     """On-policy policy gradient: group mean baseline, batch std, mean over tokens, norm clipped at 1."""
     centred = [torch.tensor(rewards, dtype=torch.float64) for _, rewards, _ in groups]
     centred = [reward - reward.mean() for reward in centred]

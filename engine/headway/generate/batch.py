@@ -55,7 +55,9 @@ class DecodeBatch:
         self.prompt_start: Ints = np.zeros(0, np.int64)
         self.prompt_length: Ints = np.zeros(0, np.int64)
         self.own_start: Ints = np.zeros(0, np.int64)
-        self.count: Ints = np.zeros(0, np.int64)  # tokens sampled so far; the last of them is not in the pool yet
+        self.count: Ints = np.zeros(
+            0, np.int64
+        )  # tokens sampled so far; the last of them is not in the pool yet
         self.budget: Ints = np.zeros(0, np.int64)
         self.seed: Ints = np.zeros(0, np.int64)
         self.stop_row: Ints = np.zeros(0, np.int64)

@@ -10,13 +10,13 @@ Legend: N tokens of a step, S sequences that sample in it, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from headway_kernels.sampling import sample_tokens
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from headway.generate.slots import RegionAllocator
 from headway.generate.stops import StopTable
 from headway.model import AttentionContext, KVPool, Policy
 from headway.types import DropReason, FinishReason, Manifest, PolicyVersion, VersionSpan
+from headway_kernels.sampling import sample_tokens
 
 MAX_POOL_BYTES = 4 << 30
 
@@ -108,21 +109,29 @@ class TorchEngine:
         if length == 0:
             raise Unservable(DropReason.PROMPT_EMPTY, f"request {request.request_id}: the prompt is empty")
         if budget <= 0:
-            raise Unservable(DropReason.NO_BUDGET, f"request {request.request_id}: max_new_tokens is {budget}")
+            raise Unservable(
+                DropReason.NO_BUDGET, f"request {request.request_id}: max_new_tokens is {budget}"
+            )
         if length + budget > self.policy.context_length:
             raise Unservable(
                 DropReason.PROMPT_TOO_LONG,
                 f"request {request.request_id}: {length} prompt tokens + {budget} new ones exceed the context of "
                 f"{self.policy.context_length}",
             )
-        if length + budget * request.num_members > self._regions.num_tokens or request.num_members > self.max_running:
+        if (
+            length + budget * request.num_members > self._regions.num_tokens
+            or request.num_members > self.max_running
+        ):
             raise Unservable(
                 DropReason.PROMPT_TOO_LONG,
                 f"request {request.request_id}: a group of {request.num_members} x {budget} + {length} tokens exceeds "
-                f"the pool of {self._regions.num_tokens} tokens, {self.max_running} sequences; raise generator.kv_tokens",
+                f"the pool of {self._regions.num_tokens} tokens, {self.max_running} sequences; "
+                "raise generator.kv_tokens or generator.max_running",
             )
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.policy.vocab_size:
-            raise Unservable(DropReason.INVALID, f"request {request.request_id}: prompt ids outside the vocabulary")
+            raise Unservable(
+                DropReason.INVALID, f"request {request.request_id}: prompt ids outside the vocabulary"
+            )
         self._waiting.append(request)
         self._num_waiting += request.num_members
 
@@ -282,11 +291,15 @@ class TorchEngine:
         for row in np.flatnonzero(batch.count[: batch.size] > 1):
             cached = int(batch.count[row]) - 1
             here = slice(row, row + 1)
-            run = Runs(one * cached, batch.own_start[here], zero, batch.prompt_start[here], batch.prompt_length[here])
+            run = Runs(
+                one * cached, batch.own_start[here], zero, batch.prompt_start[here], batch.prompt_length[here]
+            )
             parts.append((run, batch.tokens[row, :cached].tolist(), int(batch.prompt_length[row])))
         while parts:
             taken = num_tokens = 0
-            while taken < len(parts) and (taken == 0 or num_tokens + len(parts[taken][1]) <= self.prefill_tokens):
+            while taken < len(parts) and (
+                taken == 0 or num_tokens + len(parts[taken][1]) <= self.prefill_tokens
+            ):
                 num_tokens += len(parts[taken][1])
                 taken += 1
             chunk, parts = parts[:taken], parts[taken:]
@@ -366,7 +379,7 @@ class TorchEngine:
         edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), count]
         spans = [
             VersionSpan(prompt + start, prompt + end, self._versions[int(versions[start])])
-            for start, end in zip(edges, edges[1:], strict=False)
+            for start, end in itertools.pairwise(edges)
         ]
         request_id = int(batch.group[row])
         return FinishedMember(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from headway_kernels.attention import AttentionPlan
 from numpy.typing import NDArray
+
+from headway_kernels.attention import AttentionPlan
 
 Ints = NDArray[np.int64]
 

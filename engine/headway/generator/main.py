@@ -88,7 +88,9 @@ class GeneratorProcess:
         try:
             stream.watch(self._rewards.fileno())
             self._join(stream)
-            beat = HeartbeatThread(self._endpoints.heartbeat, self._heartbeat, self._config.stream.heartbeat_s)
+            beat = HeartbeatThread(
+                self._endpoints.heartbeat, self._heartbeat, self._config.stream.heartbeat_s
+            )
             self._loop(stream)
             if stream.connected:
                 stream.send(Bye(incarnation=self._incarnation, unsent=self._unsent()))
@@ -134,7 +136,9 @@ class GeneratorProcess:
         held: list[DataMessage] = []
         while self._rollout is None and not self._stop_reason:
             if time.monotonic() > deadline:
-                raise StreamError(f"no Welcome from the learner at {self._endpoints.data} within the start-up deadline")
+                raise StreamError(
+                    f"no Welcome from the learner at {self._endpoints.data} within the start-up deadline"
+                )
             for message in stream.receive(0.2):
                 if isinstance(message, Welcome):
                     self._attach(message)

@@ -245,7 +245,9 @@ class Rollout:
 
     def _settle(self, member: FinishedMember, reward: float | None, error: str) -> None:
         held = self._held.get(member.request_id)
-        if held is None:  # cancelled or expired while its reward was out: only its tokens are still to be booked
+        if (
+            held is None
+        ):  # cancelled or expired while its reward was out: only its tokens are still to be booked
             self._outbox.failures.append(
                 MemberFailure(
                     member.request_id, member.member, DropReason.TICKET_CLOSED, error, len(member.token_ids)

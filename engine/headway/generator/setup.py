@@ -25,7 +25,9 @@ def build_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Torch
     policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=False)
     generator, sampling = config.generator, config.sampling
     # A group's prompt is shared, so what a sequence needs for itself is its budget; prompts come on top.
-    default = generator.max_running * (sampling.max_new_tokens + policy.context_length // config.batch.samples + 1)
+    default = generator.max_running * (
+        sampling.max_new_tokens + policy.context_length // config.batch.samples + 1
+    )
     return TorchEngine(
         policy,
         max_running=generator.max_running,

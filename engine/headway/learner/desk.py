@@ -211,7 +211,7 @@ class Desk:
         if finished is not None or ended is not None:
             peer.tickets.discard(ticket_id)
             self._deadlines.pop(ticket_id, None)
-        if ended in _FAILURES:
+        if ended is not None and ended in _FAILURES:
             self._count_failure(ended)
         elif finished is not None:
             self._failures_in_a_row = 0
@@ -221,7 +221,8 @@ class Desk:
         limit = max(16, 4 * self._config.batch.prompts)
         if self._failures_in_a_row >= limit:
             raise TrainingStopped(
-                f"the last {limit} groups all failed, the last as {reason}; the first failure was: {self._first_failure}"
+                f"the last {limit} groups all failed, the last as {reason}; "
+                f"the first failure was: {self._first_failure}"
             )
 
     # Time, tickets --------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The learner's main loop.
 
-    while steps are left:
-        serve commands
-        groups  = intake.take()               # waits for a complete batch; unblocked by its last arrival
-        stats   = trainer.step(groups)
-        version = publish                     # before the slots return, so that whoever gets one can have it
-        intake.trained(groups, version)
-        record
+while steps are left:
+    serve commands
+    groups  = intake.take()               # waits for a complete batch; unblocked by its last arrival
+    stats   = trainer.step(groups)
+    version = publish                     # before the slots return, so that whoever gets one can have it
+    intake.trained(groups, version)
+    record
 """
 
 from __future__ import annotations

@@ -118,7 +118,14 @@ class LearnerProcess:
             self._lost.append((index, why))
 
         return Desk(
-            self._config, self._folder.run_id, parts.gate, parts.prompts, parts.tickets, welcome, lost, time.monotonic
+            self._config,
+            self._folder.run_id,
+            parts.gate,
+            parts.prompts,
+            parts.tickets,
+            welcome,
+            lost,
+            time.monotonic,
         )
 
     def _open_socket(self) -> LearnerSocket:
@@ -172,4 +179,3 @@ def _failed(cause: str) -> LearnerStatus:
 def _stop_on_signals(stop: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: stop(f"signal {signal.Signals(received).name}"))
-

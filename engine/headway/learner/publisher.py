@@ -74,4 +74,6 @@ class Publisher:
         if self._policy.manifest.dtype == "float32":
             raise WeightError(f"{message}: what is published is not what is trained")
         if self._unchanged % MAX_UNCHANGED == 0:
-            _log.warning("%s: updates are below the published precision; raise learner.lr or push float32", message)
+            _log.warning(
+                "%s: updates are below the published precision; raise learner.lr or push float32", message
+            )

@@ -44,7 +44,12 @@ class Recorder:
         self._generator = TimeSplit(0.0, 0.0, 0.0, 0.0)
 
     def step(
-        self, groups: list[Group], consumed: PolicyVersion, version: PolicyVersion, stats: StepStats, push: PushStats
+        self,
+        groups: list[Group],
+        consumed: PolicyVersion,
+        version: PolicyVersion,
+        stats: StepStats,
+        push: PushStats,
     ) -> StepRecord:
         """The row of the step that consumed `groups` with weights `consumed` and made `version`."""
         now, unix = self._now(), self._unix()

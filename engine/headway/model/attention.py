@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from headway_kernels.attention import AttentionPlan, run_attention
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headway.errors import UnsupportedOption
 from headway.packing import Row
+from headway_kernels.attention import AttentionPlan, run_attention
 
 ATTENTION_NAME = "headway"
 
@@ -49,7 +49,8 @@ class AttentionContext:
 def attention_context(row: Row) -> AttentionContext:
     """A learner's row attends over itself, along its prefix forest."""
     arrays = (
-        row.query_start, row.query_len, row.causal_start, row.causal_base, row.range_offsets, row.range_start, row.range_len,
+        row.query_start, row.query_len, row.causal_start, row.causal_base,
+        row.range_offsets, row.range_start, row.range_len,
     )  # fmt: skip
     tensors = [torch.from_numpy(array) for array in arrays]
     return AttentionContext(AttentionPlan(*tensors, num_queries=row.num_tokens, num_keys=row.num_tokens))

@@ -30,7 +30,9 @@ def build_manifest(module: nn.Module, dtype: str) -> Manifest:
     parameters: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.is_floating_point():
-            raise ModelError(f"parameter {name} is {parameter.dtype}; only floating-point parameters can be trained")
+            raise ModelError(
+                f"parameter {name} is {parameter.dtype}; only floating-point parameters can be trained"
+            )
         names.setdefault(id(parameter), []).append(name)
         parameters[id(parameter)] = parameter
     ordered = sorted(parameters, key=lambda key: parameters[key].dim() < 2)
@@ -49,7 +51,7 @@ def build_manifest(module: nn.Module, dtype: str) -> Manifest:
 def _buffer_digests(module: nn.Module) -> dict[str, str]:
     """Digests of persistent and non-persistent buffers: a wrong rope table looks exactly like staleness."""
     return {
-        name: xxhash.xxh3_64_hexdigest(buffer.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        name: xxhash.xxh3_64_hexdigest(buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         for name, buffer in module.named_buffers()
         if buffer.numel()
     }

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ModelError
 from headway.model.attention import ATTENTION_NAME
 from headway.model.policy import Policy
+from headway.model.probe import probe
 
 transformers_logging.disable_progress_bar()
 
@@ -31,6 +33,7 @@ def load_policy(folder: Path, *, published_dtype: str = "float32", with_grad: bo
     if not torch.isfinite(policy.flat).all():
         bad = [name for name, tensor in module.named_parameters() if not torch.isfinite(tensor).all()]
         raise ModelError(f"model folder {folder}: weights that are not finite: {', '.join(bad[:5])}")
+    probe(policy)
     if not with_grad:
         policy.round_to_published()
     return policy
@@ -40,15 +43,19 @@ def _load_module(folder: Path) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"model folder {folder} has no config.json; give a folder in transformers format")
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=torch.float32,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+        if error.args == (ATTENTION_NAME,):
+            error = ValueError("its architecture does not take its attention from transformers' registry")
         raise ModelError(f"model folder {folder} cannot be loaded: {error}") from error
+    module: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in report.get(kind, ()))
         if names:

@@ -27,8 +27,8 @@ class Head:
         weight: [V, H]; bias: [V] or None; softcap: final_logit_softcapping; scale: logit scale. None: absent.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: Tensor
+    bias: Tensor | None
     softcap: float | None
     scale: float | None
 
@@ -53,7 +53,8 @@ class Policy:
     """
 
     def __init__(self, module: PreTrainedModel, *, published_dtype: str, with_grad: bool) -> None:
-        self.module = module.train(with_grad)
+        # Never in train mode: dropout would make the learner's log-probs differ from the generator's.
+        self.module = module.eval()
         self.manifest: Manifest = build_manifest(module, published_dtype)
         self.flat, self.grad = flatten(module, self.manifest, with_grad=with_grad)
         self.head = _find_head(module)
@@ -62,7 +63,8 @@ class Policy:
         self.num_layers: int = text_config.num_hidden_layers
         self.num_kv_heads: int = getattr(text_config, "num_key_value_heads", text_config.num_attention_heads)
         self.head_dim: int = (
-            getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+            getattr(text_config, "head_dim", None)
+            or text_config.hidden_size // text_config.num_attention_heads
         )
         self.vocab_size: int = self.head.weight.shape[0]
         self._backbone: nn.Module = module.base_model
@@ -78,7 +80,10 @@ class Policy:
             fp32 [N, H].
         """
         out = self._backbone(
-            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, context=context
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            context=context,
         )
         return out.last_hidden_state[0]
 
@@ -92,7 +97,9 @@ def _find_head(module: PreTrainedModel) -> Head:
     config = module.config.get_text_config()
     head = module.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        raise ModelError(f"{type(module).__name__} has no linear vocabulary head; a causal language model is needed")
+        raise ModelError(
+            f"{type(module).__name__} has no linear vocabulary head; a causal language model is needed"
+        )
     scale = getattr(config, "logit_scale", None)
     scaling = getattr(config, "logits_scaling", None)
     if scaling not in (None, 1.0):
@@ -109,12 +116,18 @@ def _context_length(module: PreTrainedModel) -> int:
     config = module.config.get_text_config()
     length = int(getattr(config, "max_position_embeddings", 0) or 2**31)
     if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise ModelError(f"{type(module).__name__} soft-caps its attention logits, which headway's attention does not")
+        raise ModelError(
+            f"{type(module).__name__} soft-caps its attention logits, which headway's attention does not"
+        )
     layers = getattr(config, "layer_types", None) or []
+    window = getattr(config, "sliding_window", None)
     odd = sorted({kind for kind in layers if kind not in ("full_attention", "sliding_attention")})
     if odd:
-        raise ModelError(f"{type(module).__name__} has layers of kind {odd}; only full_attention is supported")
-    if "sliding_attention" in layers:
-        # Inside the window a sliding layer sees everything, so shorter sequences are exact.
-        length = min(length, int(config.sliding_window))
+        raise ModelError(
+            f"{type(module).__name__} has layers of kind {odd}; only full_attention is supported"
+        )
+    if window and ("sliding_attention" in layers or not layers):
+        # Inside the window a sliding layer sees everything, so shorter sequences are exact. Without a list of
+        # kinds (Mistral, Phi-3) every layer slides.
+        length = min(length, int(window))
     return length

@@ -72,7 +72,10 @@ class SerialRun:
             self.parts.prompts,
             self.parts.tickets,
             lambda version: Welcome(
-                manifest_digest=self.parts.policy.manifest.digest, weight_channel="", version=version, heartbeat_s=0.0
+                manifest_digest=self.parts.policy.manifest.digest,
+                weight_channel="",
+                version=version,
+                heartbeat_s=0.0,
             ),
             lambda index, why: note(f"generator {index} is given up: {why}"),
             time.monotonic,

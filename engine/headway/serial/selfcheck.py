@@ -33,6 +33,8 @@ NUM_PUSHES = 20
 LIMIT = {"float32": 1e-4, "bfloat16": 1e-4}  # both sides compute in fp32, whatever dtype is published
 MAX_NEW_TOKENS = 32
 MAX_PROMPTS, MAX_SAMPLES = 4, 4
+ANY_LENGTH = 1 << 20  # tokens in a row
+Share = Literal["none", "prompt", "tree"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Finding:
     def line(self) -> str:
         """For people."""
         sign = ">=" if self.at_least else "<="
-        return f"{'ok    ' if self.passed else 'WRONG '} {self.name}: {self.value:.2e} ({sign} {self.limit:.0e})"
+        return (
+            f"{'ok    ' if self.passed else 'WRONG '} {self.name}: {self.value:.2e} ({sign} {self.limit:.0e})"
+        )
 
 
 class SelfCheck:
@@ -98,15 +102,20 @@ class SelfCheck:
 
     def _packings(self, groups: list[Group]) -> Iterable[Finding]:
         """The learner's log-probs must not depend on what else is in the row."""
-        reference = self._learner_logp(groups, "none", 1 << 20)
+        reference = self._learner_logp(groups, "none", ANY_LENGTH)
         longest = max(t.num_tokens for group in groups for t in group.trajectories)
-        for share, rows in (("prompt", 1 << 20), ("tree", 1 << 20), ("none", longest), ("tree", 2 * longest)):
+        cases: list[tuple[Share, int]] = [("prompt", ANY_LENGTH), ("tree", ANY_LENGTH), ("none", longest)]
+        for share, rows in (*cases, ("tree", 2 * longest)):
             gap = np.abs(self._learner_logp(groups, share, rows) - reference).max(initial=0.0)
-            yield Finding(f"rows of at most {min(rows, 99999)} tokens, share {share}: max |difference|", float(gap), 1e-5)
+            yield Finding(
+                f"share {share}{'' if rows == ANY_LENGTH else f', rows of {rows} tokens'}: max |difference|",
+                float(gap),
+                1e-5,
+            )
 
     def _alignment(self, groups: list[Group]) -> Finding:
         """Log-probs shifted by one must be noticed: else the agreement above says nothing."""
-        behaviour, learner = _behaviour(groups), self._learner_logp(groups, "none", 1 << 20)
+        behaviour, learner = _behaviour(groups), self._learner_logp(groups, "none", ANY_LENGTH)
         shifted = float(np.abs(learner[:-1] - behaviour[1:]).mean()) if len(learner) > 1 else 1.0
         return Finding("shifted by one: mean |pi - mu|", shifted, 10 * self._limit, at_least=True)
 
@@ -139,7 +148,9 @@ class SelfCheck:
             np.array_equal(a.token_ids, b.token_ids) and np.array_equal(a.logprobs, b.logprobs)
             for a, b in zip(_trajectories(back), _trajectories(fresh), strict=True)
         ]
-        yield Finding("after A -> B -> A: trajectories that differ from a fresh engine's", float(same.count(False)), 0.0)
+        yield Finding(
+            "after A -> B -> A: trajectories that differ from a fresh engine's", float(same.count(False)), 0.0
+        )
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -167,7 +178,9 @@ class SelfCheck:
             ticket = maker.make(number, prompt, PolicyVersion(0, 0))
             tickets[number] = ticket
             members = ticket.num_members
-            engine.add(GroupRequest(number, ticket.prompt_ids, members, ticket.sampling, mix(ticket.seed, seed)))
+            engine.add(
+                GroupRequest(number, ticket.prompt_ids, members, ticket.sampling, mix(ticket.seed, seed))
+            )
         made: dict[int, list[Trajectory]] = {number: [] for number in tickets}
         while engine.num_running or engine.num_waiting:
             for member in engine.step():
@@ -202,11 +215,11 @@ class SelfCheck:
             for number, members in made.items()
         ]
 
-    def _learner_logp(
-        self, groups: list[Group], share: Literal["none", "prompt", "tree"], tokens_per_row: int
-    ) -> NDArray[np.float32]:
+    def _learner_logp(self, groups: list[Group], share: Share, tokens_per_row: int) -> NDArray[np.float32]:
         """The learner's log-probs of all sampled tokens, by trajectory and position."""
-        batch = self._config.batch.model_copy(update={"share_prefix": share, "tokens_per_row": tokens_per_row})
+        batch = self._config.batch.model_copy(
+            update={"share_prefix": share, "tokens_per_row": tokens_per_row}
+        )
         prepared = prepare(groups, batch, recipe_of(self._config.algo), self._config.sampling.max_new_tokens)
         keys, values = [], []
         for row in prepared.rows:
@@ -216,7 +229,7 @@ class SelfCheck:
         return np.concatenate(values)[order]
 
     def _difference(self, groups: list[Group]) -> NDArray[np.float32]:
-        return self._learner_logp(groups, "none", 1 << 20) - _behaviour(groups)
+        return self._learner_logp(groups, "none", ANY_LENGTH) - _behaviour(groups)
 
 
 def _trajectories(groups: list[Group]) -> list[Trajectory]:
@@ -233,7 +246,10 @@ def _shortened(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={
             "batch": batch.model_copy(
-                update={"prompts": min(batch.prompts, MAX_PROMPTS), "samples": max(2, min(batch.samples, MAX_SAMPLES))}
+                update={
+                    "prompts": min(batch.prompts, MAX_PROMPTS),
+                    "samples": max(2, min(batch.samples, MAX_SAMPLES)),
+                }
             ),
             "sampling": sampling.model_copy(
                 update={"max_new_tokens": min(sampling.max_new_tokens, MAX_NEW_TOKENS), "stop_strings": ()}

@@ -6,6 +6,7 @@ supervisor, or the next run, can remove what a SIGKILL left behind (headway.laun
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -43,7 +44,9 @@ class SharedSegment:
         try:
             descriptor = os.open(self.path, flags, 0o600)
         except FileExistsError as error:
-            raise WeightError(f"shared memory {self.path} exists already; remove it if its run is dead") from error
+            raise WeightError(
+                f"shared memory {self.path} exists already; remove it if its run is dead"
+            ) from error
         except FileNotFoundError as error:
             raise WeightError(f"shared memory {self.path} is gone: its learner has ended") from error
         try:
@@ -70,7 +73,5 @@ class SharedSegment:
         """Unmap where no tensor refers to it any more; the creator also removes the file."""
         if self.owned:
             self.path.unlink(missing_ok=True)
-        try:
+        with contextlib.suppress(BufferError):  # a tensor still views it: the mapping ends with the process
             self.memory.close()
-        except BufferError:
-            pass  # a tensor still views it: the mapping ends with the process

@@ -43,7 +43,7 @@ class Published:
 
 def weights_digest(published: Tensor) -> str:
     """xxh3-64 hex of a published buffer (contiguous, float32 or bfloat16)."""
-    return xxhash.xxh3_64_hexdigest(memoryview(published.view(torch.uint8).numpy()))
+    return xxhash.xxh3_64_hexdigest(published.view(torch.uint8).numpy().data)
 
 
 class ShmPublisher:
@@ -156,7 +156,9 @@ class ShmReceiver:
             digest = weights_digest(flat.to(_TORCH_DTYPES[self.manifest.dtype]))
             if _SLOT.unpack_from(memory, _SLOT_AT[index]) == before and digest == before[3].decode():
                 return PolicyVersion(before[1], before[2]), digest
-        raise WeightError(f"no whole version could be copied in {COPY_ATTEMPTS} attempts: pushes outrun the copy")
+        raise WeightError(
+            f"no whole version could be copied in {COPY_ATTEMPTS} attempts: pushes outrun the copy"
+        )
 
     def close(self) -> None:
         """Let go of the segment."""
@@ -167,7 +169,9 @@ class ShmReceiver:
 def _map_buffers(segment: SharedSegment, manifest: Manifest) -> list[Tensor]:
     stride = -(-manifest.num_bytes // HEADER_BYTES) * HEADER_BYTES
     if segment.num_bytes != HEADER_BYTES + 2 * stride:
-        raise WeightError(f"shared weights {segment.path.name}: {segment.num_bytes} bytes, {manifest.num_bytes} x 2 expected")
+        raise WeightError(
+            f"shared weights {segment.path.name} hold {segment.num_bytes} bytes, not two of {manifest.num_bytes}"
+        )
     dtype = _TORCH_DTYPES[manifest.dtype]
     return [
         torch.frombuffer(
