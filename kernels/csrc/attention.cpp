@@ -104,6 +104,34 @@ Schedule make_schedule(const HeadwayPlan& plan, const std::vector<int64_t>& runs
     return schedule;
 }
 
+struct WorkItem {
+    int64_t tile, kv_head;
+};
+
+bool continues_run(const Schedule& s, size_t tile) {
+    if (tile == 0) return false;
+    const Tile &a = s.tiles[tile - 1], &b = s.tiles[tile];
+    return a.num_segments == 1 && b.num_segments == 1 &&
+           s.segments[a.first_segment].run == s.segments[b.first_segment].run;
+}
+
+// Tile by tile with all heads of a tile together, so that a pool's pages and prefetched lines serve all of them. The
+// tiles of one long run go head by head instead: a head's keys then stay in the cache from tile to tile. Those start
+// with the last, which sees the most keys, so that no thread is left with it at the end.
+std::vector<WorkItem> work_order(const Schedule& schedule, int64_t num_kv_heads) {
+    std::vector<WorkItem> work;
+    const size_t num_tiles = schedule.tiles.size();
+    work.reserve(num_tiles * static_cast<size_t>(num_kv_heads));
+    for (size_t first = 0; first < num_tiles;) {
+        size_t end = first + 1;
+        while (end < num_tiles && continues_run(schedule, end)) end++;
+        for (int64_t head = 0; head < num_kv_heads; head++)
+            for (size_t tile = end; tile-- > first;) work.push_back({static_cast<int64_t>(tile), head});
+        first = end;
+    }
+    return work;
+}
+
 struct KeySpan {
     int64_t begin, end, run;
 };
@@ -166,11 +194,10 @@ int headway_attention_forward(const HeadwayPlan* plan, const HeadwayView* query,
     const Schedule schedule =
         make_schedule(*plan, ordered_runs(*plan), task.group, kernels.lanes, kernels.max_dot_rows);
     task.segments = schedule.segments.data();
-    const int64_t num_tiles = static_cast<int64_t>(schedule.tiles.size());
-    parallel_for(num_tiles * num_kv_heads, num_threads, [&](int64_t i) {
-        // The last tiles of a long run see the most keys: start with them, so that none is left alone at the end.
-        const Tile& tile = schedule.tiles[num_tiles - 1 - i % num_tiles];
-        kernels.forward_tile(task, tile, i / num_tiles, thread_scratch(scratch_floats(task.padded_dim)));
+    const std::vector<WorkItem> work = work_order(schedule, num_kv_heads);
+    parallel_for(static_cast<int64_t>(work.size()), num_threads, [&](int64_t i) {
+        kernels.forward_tile(task, schedule.tiles[work[i].tile], work[i].kv_head,
+                             thread_scratch(scratch_floats(task.padded_dim)));
     });
     return 0;
 }

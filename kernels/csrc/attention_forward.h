@@ -171,6 +171,8 @@ static void wide_span(const AttentionTask& t, const ForwardScratch& s, int64_t k
 }
 
 // Dot products of ROWS query rows with 8 / ROWS keys; keys beyond the last repeat it (their scores are not used).
+constexpr int64_t PREFETCH_KEYS = 16;  // rows of a pool lie a stride apart, which hardware follows late
+
 template <int ROWS>
 static void dot_rows(const float* q, const float* keys, int64_t stride, int64_t num_keys, int64_t padded_dim,
                      float* scores, int64_t score_stride) {
@@ -180,6 +182,7 @@ static void dot_rows(const float* q, const float* keys, int64_t stride, int64_t 
         for (int i = 0; i < STEP; i++) k[i] = keys + (k0 + i < num_keys ? k0 + i : num_keys - 1) * stride;
         Vec acc[8];
         for (int i = 0; i < 8; i++) acc[i] = splat(0.0f);
+        const int64_t ahead = k0 + PREFETCH_KEYS < num_keys ? PREFETCH_KEYS * stride : 0;
         for (int64_t d = 0; d < padded_dim; d += LANES) {
             Vec x[ROWS];
 #pragma GCC unroll 8
@@ -187,6 +190,7 @@ static void dot_rows(const float* q, const float* keys, int64_t stride, int64_t 
 #pragma GCC unroll 8
             for (int i = 0; i < STEP; i++) {
                 const Vec y = load(k[i] + d);
+                if (LANES == 16 || d % 16 == 0) __builtin_prefetch(k[i] + d + ahead);
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) acc[r * STEP + i] += x[r] * y;
             }
@@ -233,7 +237,9 @@ static void dot_span(const AttentionTask& t, const ForwardScratch& s, int64_t kv
             float* out = s.dot_scores + r * ld;
             if (n - r >= 4)
                 dot_rows<4>(q, keys, k_stride, nk, t.padded_dim, out, ld), r += 4;
-            else if (n - r >= 2)
+            else if (n - r == 3)
+                dot_rows<3>(q, keys, k_stride, nk, t.padded_dim, out, ld), r += 3;
+            else if (n - r == 2)
                 dot_rows<2>(q, keys, k_stride, nk, t.padded_dim, out, ld), r += 2;
             else
                 dot_rows<1>(q, keys, k_stride, nk, t.padded_dim, out, ld), r += 1;

@@ -74,12 +74,14 @@ template <Order order>
 static void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C,
                  int64_t ldc, bool accumulate) {
     int64_t j = 0;
-    if (M <= 2) {  // too few chains to hide the latency of two vectors
+    if (M <= 3) {  // too few chains to hide the latency with two vectors a row
         for (; j + 4 * LANES <= N; j += 4 * LANES) {
             if (M == 1)
                 gemm_block<1, 4, order>(K, A, lda, B + j, ldb, C + j, ldc, accumulate);
-            else
+            else if (M == 2)
                 gemm_block<2, 4, order>(K, A, lda, B + j, ldb, C + j, ldc, accumulate);
+            else
+                gemm_block<3, 4, order>(K, A, lda, B + j, ldb, C + j, ldc, accumulate);
         }
     }
     for (; j + 2 * LANES <= N; j += 2 * LANES)

@@ -99,7 +99,7 @@ def forests(draw):
 
 @st.composite
 def pools(draw):
-    """Decode steps and prefills over a pool with gaps, in any order, prompts shared, some queries in no run."""
+    """Decode steps and prefills over a pool with gaps, in any order, prompts shared, queries in no run."""
     num_prompts = draw(st.integers(1, 3))
     prompts, pool = [], draw(st.integers(0, 3))
     for _ in range(num_prompts):

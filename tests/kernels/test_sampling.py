@@ -1,4 +1,4 @@
-"""sampling: log-probs against float64, draws against the distribution, Philox against its published vectors."""
+"""sampling: log-probs against float64, draws against the distribution, Philox against published vectors."""
 
 import math
 
