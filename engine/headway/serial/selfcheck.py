@@ -104,8 +104,10 @@ class SelfCheck:
         """The learner's log-probs must not depend on what else is in the row."""
         reference = self._learner_logp(groups, "none", ANY_LENGTH)
         longest = max(t.num_tokens for group in groups for t in group.trajectories)
-        cases: list[tuple[Share, int]] = [("prompt", ANY_LENGTH), ("tree", ANY_LENGTH), ("none", longest)]
-        for share, rows in (*cases, ("tree", 2 * longest)):
+        cases: list[tuple[Share, int]] = [
+            ("prompt", ANY_LENGTH), ("tree", ANY_LENGTH), ("none", longest), ("tree", 2 * longest),
+        ]  # fmt: skip
+        for share, rows in cases:
             gap = np.abs(self._learner_logp(groups, share, rows) - reference).max(initial=0.0)
             yield Finding(
                 f"share {share}{'' if rows == ANY_LENGTH else f', rows of {rows} tokens'}: max |difference|",
