@@ -75,7 +75,8 @@ class AttentionPlan:
                 _refuse(f"{name} has {len(array)} elements, expected {expected} for {num_runs} runs")
         _check_runs(*arrays[:4], num_queries=self.num_queries, num_keys=self.num_keys)
         _check_ranges(*arrays[4:], num_keys=self.num_keys)
-        _check_disjoint(*arrays)
+        _check_queries_disjoint(arrays[0], arrays[1])
+        _check_keys_disjoint(arrays[2], arrays[2] + arrays[3] + arrays[1], *arrays[4:])
         object.__setattr__(self, "covers_all", int(arrays[1].sum()) == self.num_queries)
         pointers = [cast(torch.Tensor, getattr(self, name)).data_ptr() for name in _ARRAYS]
         object.__setattr__(self, "struct", PlanStruct(*pointers, num_runs, self.num_queries, self.num_keys))
@@ -150,10 +151,15 @@ def _check_runs(
 ) -> None:
     if num_queries < 0 or num_keys < 0:
         _refuse(f"num_queries {num_queries} and num_keys {num_keys} must not be negative")
+    after, room = num_queries - query_start, num_keys - causal_start
+    # One pass for the usual case, a plan that fits: the sign bit of a union is set if any part is negative.
+    signs = query_start | query_len | after | (after - query_len) | causal_start | causal_base | room
+    signs |= (room - query_len) | (room - query_len - causal_base)
+    if len(signs) == 0 or int(signs.min()) >= 0:
+        return
     _check_bound("query_start", query_start, 0, num_queries, f"{num_queries} queries")
-    _check_bound("query_len", query_len, 0, num_queries - query_start, f"{num_queries} queries")
+    _check_bound("query_len", query_len, 0, after, f"{num_queries} queries")
     _check_bound("causal_start", causal_start, 0, num_keys, f"{num_keys} keys")
-    room = num_keys - causal_start
     _check_bound("query_len", query_len, 0, room, f"each query sees itself among {num_keys} keys")
     _check_bound("causal_base", causal_base, 0, room - query_len, f"{num_keys} keys")
 
@@ -161,42 +167,48 @@ def _check_runs(
 def _check_ranges(range_offsets: Ints, range_start: Ints, range_len: Ints, *, num_keys: int) -> None:
     if len(range_start) != len(range_len):
         _refuse(f"range_start has {len(range_start)} elements, range_len {len(range_len)}")
-    if range_offsets[0] != 0 or range_offsets[-1] != len(range_start) or (np.diff(range_offsets) < 0).any():
+    falls = (range_offsets[1:] < range_offsets[:-1]).any()
+    if range_offsets[0] != 0 or range_offsets[-1] != len(range_start) or falls:
         _refuse(f"range_offsets must rise from 0 to {len(range_start)}, the number of full ranges")
+    after = num_keys - range_start
+    signs = range_start | range_len | after | (after - range_len)
+    if len(signs) == 0 or int(signs.min()) >= 0:
+        return
     _check_bound("range_start", range_start, 0, num_keys, f"{num_keys} keys")
-    _check_bound("range_len", range_len, 0, num_keys - range_start, f"{num_keys} keys")
+    _check_bound("range_len", range_len, 0, after, f"{num_keys} keys")
 
 
-def _check_disjoint(
-    query_start: Ints,
-    query_len: Ints,
-    causal_start: Ints,
-    causal_base: Ints,
-    range_offsets: Ints,
-    range_start: Ints,
-    range_len: Ints,
+def _check_queries_disjoint(query_start: Ints, query_len: Ints) -> None:
+    """No query in two runs."""
+    ends = query_start + query_len
+    if not (ends[:-1] > query_start[1:]).any():
+        return  # in order, as both callers make them
+    filled = np.flatnonzero(query_len > 0)
+    order = filled[np.argsort(query_start[filled], kind="stable")]
+    starts, ends = query_start[order], ends[order]
+    clash = ends[:-1] > starts[1:]
+    if clash.any():
+        _refuse(f"query {int(starts[int(clash.argmax()) + 1])} belongs to two runs")
+
+
+def _check_keys_disjoint(
+    causal_start: Ints, causal_end: Ints, range_offsets: Ints, range_start: Ints, range_len: Ints
 ) -> None:
-    """No query in two runs; no key twice in one run."""
-    filled = query_len > 0
-    starts, ends = query_start[filled], (query_start + query_len)[filled]
-    if (np.diff(starts) < 0).any():
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], ends[order]
-    if (ends[:-1] > starts[1:]).any():
-        i = int((ends[:-1] > starts[1:]).argmax())
-        _refuse(f"query {int(starts[i + 1])} belongs to two runs")
+    """No key twice in one run; empty ranges hold none."""
     if len(range_start) == 0:
         return
-    run = np.repeat(np.arange(len(query_len)), np.diff(range_offsets))
-    last = causal_base + query_len
-    both = (range_start < (causal_start + last)[run]) & (range_start + range_len > causal_start[run])
-    both &= filled[run] & (range_len > 0)
+    counts = range_offsets[1:] - range_offsets[:-1]
+    run = np.repeat(np.arange(len(counts)), counts)
+    range_end = range_start + range_len
+    both = (range_start < causal_end[run]) & (range_end > causal_start[run]) & (range_len > 0)
     if both.any():
         i = int(both.argmax())
         _refuse(f"full range {i} of run {int(run[i])} overlaps the run's causal range")
-    if len(range_start) > 1 and (np.diff(run) == 0).any():
-        order = np.lexsort((range_start, run))
-        run, begin, end = run[order], range_start[order], (range_start + range_len)[order]
-        clash = (run[1:] == run[:-1]) & (begin[1:] < end[:-1])
-        if clash.any():
-            _refuse(f"two full ranges of run {int(run[int(clash.argmax())])} overlap")
+    if int(counts.max()) <= 1:
+        return
+    some = np.flatnonzero(range_len > 0)
+    order = some[np.lexsort((range_start[some], run[some]))]
+    run, begin, end = run[order], range_start[order], range_end[order]
+    clash = (run[1:] == run[:-1]) & (begin[1:] < end[:-1])
+    if clash.any():
+        _refuse(f"two full ranges of run {int(run[int(clash.argmax())])} overlap")

@@ -1,7 +1,8 @@
 """Attention over a plan in plain PyTorch: what runs without the native library, any dtype and device.
 
-Small problems are one scaled_dot_product_attention under a boolean mask over the keys that are used at all;
-large ones go run by run. Differentiable by autograd. Called by attention.run_attention.
+Decode steps gather each run's keys. Other small problems are one scaled_dot_product_attention under a boolean
+mask over the keys that are used at all; large ones go run by run. Differentiable by autograd. Called by
+attention.run_attention.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ def reference_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan, scale: float
 ) -> torch.Tensor:
     """As attention.run_attention: [N, Hq, D], [M, Hkv, D] twice, plan -> [N, Hq, D]."""
+    if plan.num_queries > 0 and bool((plan.query_len == 1).all()) and len(plan.query_len) > 0:
+        return _gathered(query, key, value, plan, scale)
     memo = plan.memo
     if "queries" not in memo:
         memo["queries"], memo["keys"] = _used(plan)
@@ -86,6 +89,30 @@ def _dense_mask(plan: AttentionPlan, queries: torch.Tensor, keys: torch.Tensor) 
         first = column_of[start]
         rows[:, first : first + base + n] = np.tri(n, base + n, base, dtype=bool)
     return torch.from_numpy(mask)
+
+
+def _gathered(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan, scale: float
+) -> torch.Tensor:
+    """Runs of one query each: their keys padded to the longest, by a key of their own (unused keys may be NaN)."""
+    if "gather" not in plan.memo:
+        spans = _spans(plan)
+        lists = [
+            np.concatenate([np.arange(b, e) for b, e in [*ranges, (start, start + base + 1)]])
+            for _, _, ranges, start, base in spans
+        ]
+        index = np.stack([np.pad(keys, (0, max(map(len, lists)) - len(keys)), "edge") for keys in lists])
+        seen = np.arange(index.shape[1]) < np.array([len(keys) for keys in lists])[:, None]
+        plan.memo["gather"], plan.memo["seen"] = torch.from_numpy(index), torch.from_numpy(seen)
+    index, seen, rows = (
+        t.to(query.device) for t in (plan.memo["gather"], plan.memo["seen"], plan.query_start)
+    )
+    group = query.shape[1] // key.shape[1]
+    heads = query[rows].unflatten(1, (key.shape[1], group))  # [R, Hkv, group, D]: a group shares its keys
+    keys, values = (tensor[index].transpose(1, 2) for tensor in (key, value))
+    out = scaled_dot_product_attention(heads, keys, values, attn_mask=seen[:, None, None, :], scale=scale)
+    zeros = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    return zeros.index_copy(0, rows, out.flatten(1, 2))
 
 
 def _run_by_run(

@@ -19,7 +19,7 @@ import headway_kernels
 
 ABI = 1  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
 FILE_NAME = "libheadway_kernels_cpu.so"
-SLOWDOWN = "5 to 100"  # of the reference, measured on decode steps, learner rows and sampling
+SLOWDOWN = "10 to 100"  # of the reference, measured on decode steps, learner rows and sampling
 
 logger = logging.getLogger("headway.kernels")
 

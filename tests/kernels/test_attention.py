@@ -107,8 +107,9 @@ def pools(draw):
         prompts.append((pool, length))
         pool += length + draw(st.integers(0, 2))
     runs, query = [], draw(st.integers(0, 2))
+    lengths = draw(st.sampled_from([[1], [0, 1, 1, 1, 3, 20]]))  # a decode step alone, or with prefills
     for _ in range(draw(st.integers(0, 10))):
-        length, base = draw(st.sampled_from([0, 1, 1, 1, 3, 20])), draw(st.sampled_from([0, 1, 5, 66]))
+        length, base = draw(st.sampled_from(lengths)), draw(st.sampled_from([0, 1, 5, 66]))
         ranges = [prompts[draw(st.integers(0, num_prompts - 1))]] if draw(st.booleans()) else []
         runs.append((query, length, pool, base, ranges))
         query += length + draw(st.sampled_from([0, 0, 2]))
