@@ -49,6 +49,7 @@ def _load_module(folder: Path) -> PreTrainedModel:
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below by name
         )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         if error.args == (ATTENTION_NAME,):
@@ -57,7 +58,7 @@ def _load_module(folder: Path) -> PreTrainedModel:
     module: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in report.get(kind, ()))
+        names = sorted(str(item[0] if isinstance(item, tuple) else item) for item in report.get(kind, ()))
         if names:
             raise ModelError(
                 f"model folder {folder}: {kind.replace('_', ' ')}: {', '.join(names[:5])}"
