@@ -28,7 +28,7 @@ from headway.launch.program import HEADWAY
 from headway.telemetry import JsonlSink, MetricsSink
 from headway.types import LearnerStatus, StepRecord
 
-LIVE_KEYS = ("staleness.max_lag", "staleness.slots", "learner.lr")
+LIVE_KEYS = ("staleness.max_lag", "staleness.slots", "staleness.window", "learner.lr")
 Sinks = Callable[[Path], Sequence[MetricsSink]]
 COMMAND_DEADLINE_S = 60.0  # the learner answers between two steps
 

@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.algo import resolve_recipe
 from headway.config import RunConfig, derived, load_recipe
 from headway.errors import ConfigError
 
@@ -50,6 +51,10 @@ def faults(**keys: Any) -> dict[str, str]:
         ("algo.clip_high", {"algo__clip_high": 0.2}),
         ("algo.dual_clip", {"algo__dual_clip": 3.0}),
         ("algo.clip_low", {"algo__clip_low": 1.5, "algo__objective": "grpo"}),
+        ("algo.advantage", {"algo__objective": "dr_grpo", "algo__advantage": "group"}),
+        ("algo.denominator", {"algo__objective": "gspo", "algo__denominator": "tokens"}),
+        ("algo.cap", {"algo__objective": "grpo", "algo__cap": 2.0}),
+        ("algo.correction_cap", {"algo__correction_cap": 2.0}),
         ("learner.warmup_steps", {"learner__warmup_steps": 11, "steps": 10}),
         ("generator.kv_tokens", {"generator__kv_tokens": 10}),
     ],
@@ -116,3 +121,43 @@ def test_the_open_window_follows_the_lag() -> None:
     assert (derived.window(config), derived.admission_lag(config), derived.slots(config)) == (17, 2, 24)
     synchronous = load(batch__prompts=8, staleness__max_lag=0)
     assert (derived.window(synchronous), derived.slots(synchronous)) == (1, 8)
+
+
+@given(
+    objective=st.sampled_from(["cispo", "grpo", "dapo", "dr_grpo", "rloo", "gspo"]),
+    advantage=st.sampled_from(["", "batch", "group", "mean", "loo"]),
+    denominator=st.sampled_from(["", "tokens", "sequences", "constant"]),
+    clip=st.sampled_from([{}, {"clip_low": 0.2}, {"clip_high": 0.3}, {"clip_low": 1.5}, {"dual_clip": 3.0}]),
+    cap=st.sampled_from([5.0, 2.0]),
+    correction=st.sampled_from([("none", 5.0), ("none", 2.0), ("tis", 5.0), ("tis", 2.0)]),
+    kl=st.sampled_from([("none", 0.0), ("none", 0.1), ("k3", 0.0), ("k3", 0.1)]),
+)
+@settings(max_examples=300)
+def test_what_is_refused_here_is_what_the_objectives_refuse(
+    objective: str,
+    advantage: str,
+    denominator: str,
+    clip: dict[str, float],
+    cap: float,
+    correction: tuple[str, float],
+    kl: tuple[str, float],
+) -> None:
+    chosen: dict[str, Any] = {
+        "advantage": advantage,
+        "denominator": denominator,
+        "cap": cap,
+        "correction": correction[0],
+        "correction_cap": correction[1],
+        "kl": kl[0],
+        "kl_coef": kl[1],
+        **clip,
+    }
+    ours = faults(
+        **{"algo__objective": objective, **{f"algo__{key}": value for key, value in chosen.items()}}
+    )
+    try:
+        resolve_recipe(objective, **chosen)
+        theirs = False
+    except ConfigError:
+        theirs = True
+    assert bool(ours) == theirs, ours

@@ -19,6 +19,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "model.reference": {"algo.kl": "k3", "algo.kl_coef": 0.1},
     "algo.kl": {"algo.kl_coef": 0.1},
     "algo.kl_coef": {"algo.kl": "k3"},
+    "algo.correction_cap": {"algo.objective": "grpo", "algo.correction": "tis"},
     "algo.correction": {"algo.objective": "grpo"},
     "algo.clip_low": {"algo.objective": "grpo"},
     "algo.clip_high": {"algo.objective": "grpo"},

@@ -91,12 +91,16 @@ def run_serially(config: RunConfig, view: str) -> int:
         for sink in sinks:
             sink.step(record)
 
+    def on_note(text: str) -> None:
+        for sink in sinks:
+            sink.note(text)
+
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise _Interrupted(number)
 
     try:
         with _handling(interrupt):
-            status = run_serial(config, folder.path, on_record)
+            status = run_serial(config, folder.path, on_record, on_note)
     except _Interrupted as caught:
         status = tally.status("stopped", _INTERRUPTS[signal.Signals(caught.number)])
         _finish(sinks, status)

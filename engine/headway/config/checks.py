@@ -10,10 +10,18 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from headway.config import derived, paths
-from headway.config.schema import RunConfig
+from headway.config.schema import AlgoConfig, RunConfig
 
 CLIPPED = ("grpo", "dapo", "dr_grpo", "rloo", "gspo")
 IMPORTANCE_RATIO = ("cispo", "gspo")  # their ratio is pi/mu already: a correction would count it twice
+
+# What an objective's paper fixes; every other choice is free.
+FIXED: dict[str, dict[str, str]] = {
+    "dapo": {"denominator": "tokens"},
+    "dr_grpo": {"advantage": "mean", "denominator": "constant"},
+    "rloo": {"advantage": "loo"},
+    "gspo": {"denominator": "sequences"},
+}
 
 
 class Rule(NamedTuple):
@@ -179,6 +187,38 @@ def _clip_low_is_a_share(config: RunConfig) -> str:
     )
 
 
+def _fixed_by_the_objective(name: str) -> Callable[[RunConfig], str]:
+    def broken(config: RunConfig) -> str:
+        value, objective = getattr(config.algo, name), config.algo.objective
+        fixed = FIXED.get(objective, {}).get(name, "")
+        if not fixed or value in ("", fixed):
+            return ""
+        return f"{value!r} contradicts objective = {objective!r}, which is defined by {fixed!r}; nearest: {fixed!r}"
+
+    return broken
+
+
+def _cap_is_read(config: RunConfig) -> str:
+    default = _default("cap")
+    if config.algo.cap == default or config.algo.objective == "cispo" or config.algo.kl != "none":
+        return ""
+    return (
+        f"objective = {config.algo.objective!r} without a KL term reads no cap; nearest: {default:g}, or "
+        "objective = 'cispo'"
+    )
+
+
+def _correction_cap_is_read(config: RunConfig) -> str:
+    default = _default("correction_cap")
+    if config.algo.correction_cap == default or config.algo.correction != "none":
+        return ""
+    return f"correction = 'none' reads no cap; nearest: {default:g}, or correction = 'tis'"
+
+
+def _default(name: str) -> float:
+    return AlgoConfig.model_fields[name].default
+
+
 def _correction_counts_once(config: RunConfig) -> str:
     if config.algo.correction == "none" or config.algo.objective not in IMPORTANCE_RATIO:
         return ""
@@ -239,11 +279,15 @@ RULES: tuple[Rule, ...] = (
     Rule(("sampling.top_k",), _kept_mass("top_k", 0)),
     Rule(("sampling.top_p",), _kept_mass("top_p", 1.0)),
     Rule(("sampling.min_p",), _kept_mass("min_p", 0.0)),
+    Rule(("algo.advantage", "algo.objective"), _fixed_by_the_objective("advantage")),
+    Rule(("algo.denominator", "algo.objective"), _fixed_by_the_objective("denominator")),
     Rule(("algo.clip_low", "algo.objective"), _only_clipped("clip_low")),
     Rule(("algo.clip_low", "algo.objective"), _clip_low_is_a_share),
     Rule(("algo.clip_high", "algo.objective"), _only_clipped("clip_high")),
     Rule(("algo.dual_clip", "algo.objective"), _only_clipped("dual_clip")),
     Rule(("algo.correction", "algo.objective"), _correction_counts_once),
+    Rule(("algo.cap", "algo.objective", "algo.kl"), _cap_is_read),
+    Rule(("algo.correction_cap", "algo.correction"), _correction_cap_is_read),
     Rule(("algo.kl_coef", "algo.kl"), _kl_has_both),
     Rule(("learner.warmup_steps", "steps"), _warm_up_ends),
     Rule(_window_keys("staleness.window"), _window_fits),

@@ -51,11 +51,11 @@ def warnings(config: RunConfig) -> list[str]:
         )
     decoding = config.generator.replicas * config.generator.max_running
     in_flight = derived.sequences_in_flight(config)
-    if decoding < in_flight and decoding // config.batch.samples < (limit + 1) * config.batch.prompts:
+    near = decoding // derived.sequences_per_update(config)
+    if decoding < in_flight and near < limit:
         found.append(
-            f"the bound max_lag = {limit} cannot be reached while generation is the slower side: "
-            f"{decoding} sequences "
-            f"are decoded at once (generator.replicas x generator.max_running) of {in_flight} in flight"
+            f"while generation is the slower side, lags stay near {near}, below max_lag = {limit}: {decoding} "
+            f"sequences are decoded at once (generator.replicas x max_running) of {in_flight} in flight"
         )
     if config.learner.lr == 0.0:
         found.append("learner.lr = 0 freezes the policy: nothing will be learned")
