@@ -20,7 +20,7 @@ from collections.abc import Callable
 from headway.buffer import Batch, Buffer, Group
 from headway.config import RunConfig
 from headway.errors import TrainingStopped, WeightError
-from headway.learner.judge import GroupJudge
+from headway.learner.judge import GroupJudge, rewards
 from headway.learner.peers import Peer
 from headway.learner.prompts import PromptSource, TokenisedPrompt
 from headway.learner.tickets import TicketMaker
@@ -95,6 +95,7 @@ class Desk:
         self._digests: dict[PolicyVersion, str] = {}
         self._notices = self._grants = self._bad_digests = self._failures_in_a_row = 0
         self._first_failure = ""
+        self._flat_rewards: list[float] = []
         self._lost_split = TimeSplit(0.0, 0.0, 0.0, 0.0)
 
     # Generators -----------------------------------------------------------------------------------------------
@@ -253,7 +254,9 @@ class Desk:
         """Replace groups without a gradient, within the bound; in whole rounds when the run is synchronous."""
         if self.gate.policy.max_lag == 0 and self.gate.ledger.in_flight:
             return
-        for ticket_id in self._judge.flat(self.buffer.groups):
+        groups = {group.ticket_id: group for group in self.buffer.groups}
+        for ticket_id in self._judge.flat(list(groups.values())):
+            self._flat_rewards.extend(rewards(groups[ticket_id]))
             self.buffer.drop(ticket_id, DropReason.ZERO_VARIANCE)
 
     def _grant(self, now: float) -> None:
@@ -338,6 +341,11 @@ class Desk:
         self._notices += 1
         notice = VersionNotice(seq=self._notices, version=version, digest=digest)
         self.outbox.extend((address, notice) for address in self._peers)
+
+    def take_flat_rewards(self) -> list[float]:
+        """Rewards of the groups replaced as zero_variance since the last call: sampled, though never trained."""
+        taken, self._flat_rewards = self._flat_rewards, []
+        return taken
 
     def generator_lap(self) -> TimeSplit:
         """Mean time split of the generators since the last call, those given up included."""

@@ -58,7 +58,9 @@ class Recorder:
         lags = _lag_histogram(trajectories, consumed.step)
         counts, generator = self._desk.gate.counts(), self._desk.generator_lap()
         received = self._desk.num_sampled_received
-        reward = np.array([t.reward for t in trajectories if t.reward is not None], np.float64)
+        trained = [t.reward for t in trajectories if t.reward is not None]
+        # Without the replaced groups the mean would say how the batch was filtered, not how good the policy is.
+        reward = np.array(trained + self._desk.take_flat_rewards(), np.float64)
         policy = stats.policy
         record = StepRecord(
             step=version.step,

@@ -34,7 +34,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     Attributes:
         step: optimizer steps done after this one, from 1; epoch: the version's epoch.
         time_s: Unix time; elapsed_s: since the first ticket.
-        reward: mean over the trained trajectories; reward_std: over the same.
+        reward: mean over the trained trajectories and those of the groups replaced as zero_variance since the
+            last row (all that was sampled for this step); reward_std: over the same.
         lag_mean, lag_max: of the trained tokens; lag_histogram: trained tokens by lag, index = lag.
         ess: effective sample size of the importance ratios, as a share of 1.
         loss, grad_norm, lr, entropy, kl_behaviour (k3), kl_reference (k3 or 0), clip_share, ratio_mean, ratio_max.
