@@ -1,10 +1,10 @@
 """Every message between processes, as typed heads. Arrays travel beside the head (headway.wire.codec).
 
-    generator -> learner   Hello, Trajectories, WeightAck, Bye          on the data socket
-                           Heartbeat                                    on the heartbeat socket
-    learner -> generator   Welcome, Refused, Grant, Received, VersionNotice, Cancel, Stop   on the data socket
-    learner -> supervisor  Event                                        on the control socket
-    supervisor -> learner  Command                                      on the control socket
+generator -> learner   Hello, Trajectories, WeightAck, Bye          on the data socket
+                       Heartbeat                                    on the heartbeat socket
+learner -> generator   Welcome, Refused, Grant, Received, VersionNotice, Cancel, Stop   on the data socket
+learner -> supervisor  Event                                        on the control socket
+supervisor -> learner  Command                                      on the control socket
 """
 
 from __future__ import annotations
