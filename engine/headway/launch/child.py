@@ -116,10 +116,14 @@ class Child:
         """How it ended and its last lines, for people. Only after its end."""
         self._pump.join(1.0)
         lines = list(self._tail)
-        text = f"{self.name} (pid {self.pid}) {self._how()}"
+        text = self.fate()
         if lines:
             text += f"; the last lines of {self.log}:\n" + "\n".join(f"  {line}" for line in lines)
         return text
+
+    def fate(self) -> str:
+        """How it ended, on one line."""
+        return f"{self.name} (pid {self.pid}) {self._how()}"
 
     def close(self) -> None:
         """Kills what is left of it and releases its pipes."""

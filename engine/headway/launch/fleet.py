@@ -95,4 +95,4 @@ class Fleet:
         restarts = self._restarts[index]
         if not restarts.ended(time.monotonic()):
             raise RunFailed(f"after {restarts.most} restarts (stream.max_restarts), {child.ending()}")
-        self._note(f"{child.ending().splitlines()[0]}; restart {restarts.count} of at most {restarts.most}")
+        self._note(f"{child.fate()}; see {child.log}; restart {restarts.count} of at most {restarts.most}")
