@@ -121,7 +121,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _as_numpy(name: str, tensor: torch.Tensor) -> Ints:
-    if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.device.type != "cpu":
+    if tensor.dtype is not torch.int64 or tensor.dim() != 1 or not tensor.is_cpu:
         _refuse(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, "
             "expected a 1-D torch.int64 CPU tensor"
