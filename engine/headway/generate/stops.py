@@ -39,10 +39,14 @@ class StopTable:
         return self._rows[key]
 
     def stopped(self, batch: DecodeBatch, rows: Ints, last: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of `rows` [S] have just sampled, as `last` [S], a stop id or the end of a stop string."""
-        stopped = self._ids[batch.stop_row[rows], np.maximum(last, 0)]
+        """Which of `rows` [S] have just sampled, as `last` [S], a stop id or the end of a stop string.
+
+        A row whose `last` is negative has sampled nothing, so it has not stopped.
+        """
+        sampled = last >= 0
+        stopped = sampled & self._ids[batch.stop_row[rows], np.maximum(last, 0)]
         if any(self._strings):
-            for index in np.flatnonzero(~stopped).tolist():
+            for index in np.flatnonzero(sampled & ~stopped).tolist():
                 strings = self._strings[int(batch.stop_row[rows[index]])]
                 if strings:
                     text = self._decode(batch.tokens[rows[index], : batch.count[rows[index]]].tolist())
