@@ -24,7 +24,8 @@ from headway.weights.segment import SharedSegment
 
 HEADER_BYTES = 4096
 _MAGIC = b"HWSHM001"
-_HEAD = struct.Struct("<8s16sq")  # magic, manifest digest, index of the newest buffer (-1: none yet)
+_HEAD = struct.Struct("<8s16s")  # magic, manifest digest: written once, a joiner may look at any moment
+_NEWEST, _NEWEST_AT = struct.Struct("<q"), 24  # index of the newest buffer (-1: none yet)
 _SLOT = struct.Struct("<qqq16s")  # sequence, epoch, step, digest
 _SLOT_AT = (64, 128)
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -65,7 +66,8 @@ class ShmPublisher:
             buffer.zero_()  # first touch of a mapping costs four times a copy: pay it at start
         self._sequences = [0, 0]
         self._newest = -1
-        self._write_head()
+        self._switch()
+        _HEAD.pack_into(self._segment.memory, 0, _MAGIC, manifest.digest.encode())
 
     def publish(self, flat: Tensor, version: PolicyVersion) -> Published:
         """Make `flat` the newest version: cast into the idle buffer, count changes, digest, switch.
@@ -95,11 +97,11 @@ class ShmPublisher:
         slot = (self._sequences[target], version.epoch, version.step, digest.encode())
         _SLOT.pack_into(memory, _SLOT_AT[target], *slot)
         self._newest = target
-        self._write_head()
+        self._switch()
         return Published(version, digest, self.manifest.num_bytes, num_changed)
 
-    def _write_head(self) -> None:
-        _HEAD.pack_into(self._segment.memory, 0, _MAGIC, self.manifest.digest.encode(), self._newest)
+    def _switch(self) -> None:
+        _NEWEST.pack_into(self._segment.memory, _NEWEST_AT, self._newest)
 
     def close(self) -> None:
         """Remove the segment."""
@@ -119,7 +121,7 @@ class ShmReceiver:
 
     def __init__(self, name: str, manifest: Manifest) -> None:
         self._segment = SharedSegment(name, None)
-        magic, digest, _ = _HEAD.unpack_from(self._segment.memory, 0)
+        magic, digest = _HEAD.unpack_from(self._segment.memory, 0)
         if magic != _MAGIC or digest.decode() != manifest.digest:
             raise WeightError(
                 f"shared weights {name}: manifest {digest.decode()!r} is not this model's {manifest.digest!r}; "
@@ -130,7 +132,7 @@ class ShmReceiver:
 
     def newest(self) -> PolicyVersion | None:
         """The version that a fetch would bring, None before the first publish."""
-        index = _HEAD.unpack_from(self._segment.memory, 0)[2]
+        index = _NEWEST.unpack_from(self._segment.memory, _NEWEST_AT)[0]
         if index < 0:
             return None
         sequence, epoch, step, _ = _SLOT.unpack_from(self._segment.memory, _SLOT_AT[index])
@@ -146,7 +148,7 @@ class ShmReceiver:
         """
         memory = self._segment.memory
         for _ in range(COPY_ATTEMPTS):
-            index = _HEAD.unpack_from(memory, 0)[2]
+            index = _NEWEST.unpack_from(memory, _NEWEST_AT)[0]
             if index < 0:
                 raise WeightError("the learner has not published any weights yet")
             before = _SLOT.unpack_from(memory, _SLOT_AT[index])
