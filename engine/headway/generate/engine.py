@@ -23,15 +23,15 @@ from torch import Tensor
 from headway.generate.batch import DecodeBatch, RunningGroup
 from headway.generate.filters import filter_logits, has_filter
 from headway.generate.plan import Ints, Runs
-from headway.generate.protocol import FinishedMember, GroupRequest, Unservable
+from headway.generate.protocol import FinishedMember, GroupRequest
+from headway.generate.rebuild import cached_tokens, chunked
 from headway.generate.seeds import mix
-from headway.generate.slots import RegionAllocator
+from headway.generate.servable import check_servable
+from headway.generate.slots import RegionAllocator, make_pool
 from headway.generate.stops import StopTable
-from headway.model import AttentionContext, KVPool, Policy
-from headway.types import DropReason, FinishReason, Manifest, PolicyVersion, VersionSpan
+from headway.model import AttentionContext, Policy
+from headway.types import FinishReason, Manifest, PolicyVersion, VersionSpan
 from headway_kernels.sampling import sample_tokens
-
-MAX_POOL_BYTES = 4 << 30
 
 
 class TorchEngine:
@@ -63,7 +63,7 @@ class TorchEngine:
         self.prefill_tokens = prefill_tokens
         self._recompute_kv = kv == "recompute"
         self._clock = clock
-        self._pool = _make_pool(policy, max_running, kv_tokens)
+        self._pool = make_pool(policy, max_running, kv_tokens)
         self._regions = RegionAllocator(self._pool.keys.shape[1])
         self._stops = StopTable(policy.vocab_size, decode)
         self._batch = DecodeBatch()
@@ -105,33 +105,13 @@ class TorchEngine:
         Raises:
             Unservable: empty prompt, no budget, prompt and budget beyond the context, or beyond the pool.
         """
-        length, budget = len(request.prompt_ids), request.sampling.max_new_tokens
-        if length == 0:
-            raise Unservable(DropReason.PROMPT_EMPTY, f"request {request.request_id}: the prompt is empty")
-        if budget <= 0:
-            raise Unservable(
-                DropReason.NO_BUDGET, f"request {request.request_id}: max_new_tokens is {budget}"
-            )
-        if length + budget > self.policy.context_length:
-            raise Unservable(
-                DropReason.PROMPT_TOO_LONG,
-                f"request {request.request_id}: {length} prompt tokens + {budget} new ones exceed the context of "
-                f"{self.policy.context_length}",
-            )
-        if (
-            length + budget * request.num_members > self._regions.num_tokens
-            or request.num_members > self.max_running
-        ):
-            raise Unservable(
-                DropReason.PROMPT_TOO_LONG,
-                f"request {request.request_id}: a group of {request.num_members} x {budget} + {length} tokens exceeds "
-                f"the pool of {self._regions.num_tokens} tokens, {self.max_running} sequences; "
-                "raise generator.kv_tokens or generator.max_running",
-            )
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.policy.vocab_size:
-            raise Unservable(
-                DropReason.INVALID, f"request {request.request_id}: prompt ids outside the vocabulary"
-            )
+        check_servable(
+            request,
+            context_length=self.policy.context_length,
+            vocab_size=self.policy.vocab_size,
+            pool_tokens=self._regions.num_tokens,
+            max_running=self.max_running,
+        )
         self._waiting.append(request)
         self._num_waiting += request.num_members
 
@@ -281,31 +261,10 @@ class TorchEngine:
     @torch.inference_mode()
     def _rebuild_cache(self) -> None:
         """Forward everything that is in the pool again, prompts before members, under the weights in force."""
-        parts: list[tuple[Runs, list[int], int]] = []
-        zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-        for group in self._groups.values():
-            if group.prefilled:
-                run = Runs(one * group.prefilled, one * group.prompt_start, zero, zero, zero)
-                parts.append((run, group.request.prompt_ids[: group.prefilled], 0))
-        batch = self._batch
-        for row in np.flatnonzero(batch.count[: batch.size] > 1):
-            cached = int(batch.count[row]) - 1
-            here = slice(row, row + 1)
-            run = Runs(
-                one * cached, batch.own_start[here], zero, batch.prompt_start[here], batch.prompt_length[here]
-            )
-            parts.append((run, batch.tokens[row, :cached].tolist(), int(batch.prompt_length[row])))
-        while parts:
-            taken = num_tokens = 0
-            while taken < len(parts) and (
-                taken == 0 or num_tokens + len(parts[taken][1]) <= self.prefill_tokens
-            ):
-                num_tokens += len(parts[taken][1])
-                taken += 1
-            chunk, parts = parts[:taken], parts[taken:]
-            ids = np.concatenate([np.array(ids, np.int64) for _, ids, _ in chunk])
-            positions = np.concatenate([np.arange(first, first + len(ids)) for _, ids, first in chunk])
-            self._run(Runs.concatenate([run for run, _, _ in chunk]), ids, positions)
+        for chunk in chunked(cached_tokens(self._groups.values(), self._batch), self.prefill_tokens):
+            ids = np.concatenate([np.array(part.token_ids, np.int64) for part in chunk])
+            positions = np.concatenate([part.positions() for part in chunk])
+            self._run(Runs.concatenate([part.run for part in chunk]), ids, positions)
 
     # Sampling and ends ----------------------------------------------------------------------------------------
 
@@ -402,11 +361,3 @@ class TorchEngine:
             if not group.open_members:
                 self._regions.release(group.prompt_start, group.prompt_length)
                 del self._groups[group.request.request_id]
-
-
-def _make_pool(policy: Policy, max_running: int, kv_tokens: int) -> KVPool:
-    token_bytes = 2 * 4 * policy.num_layers * policy.num_kv_heads * policy.head_dim
-    most = MAX_POOL_BYTES // token_bytes
-    num_tokens = kv_tokens or min(most, max_running * min(policy.context_length, most))
-    shape = (policy.num_layers, num_tokens, policy.num_kv_heads, policy.head_dim)
-    return KVPool(torch.zeros(shape), torch.zeros(shape))

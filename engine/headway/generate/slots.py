@@ -1,4 +1,4 @@
-"""The KV pool's regions: contiguous token ranges, first fit, coalesced on release.
+"""The KV pool and its regions: contiguous token ranges, first fit, coalesced on release.
 
 A group's prompt takes one region that all its members read; each member takes one region for its own tokens. A
 sequence's cache is therefore two ranges, and nothing is ever copied or paged.
@@ -7,6 +7,21 @@ sequence's cache is therefore two ranges, and nothing is ever copied or paged.
 from __future__ import annotations
 
 import bisect
+
+import torch
+
+from headway.model import KVPool, Policy
+
+MAX_POOL_BYTES = 4 << 30
+
+
+def make_pool(policy: Policy, max_running: int, kv_tokens: int) -> KVPool:
+    """A pool of `kv_tokens` tokens; 0: what max_running sequences of the full context need, within MAX_POOL_BYTES."""
+    token_bytes = 2 * 4 * policy.num_layers * policy.num_kv_heads * policy.head_dim
+    most = MAX_POOL_BYTES // token_bytes
+    num_tokens = kv_tokens or min(most, max_running * min(policy.context_length, most))
+    shape = (policy.num_layers, num_tokens, policy.num_kv_heads, policy.head_dim)
+    return KVPool(torch.zeros(shape), torch.zeros(shape))
 
 
 class RegionAllocator:
