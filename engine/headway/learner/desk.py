@@ -20,6 +20,7 @@ from collections.abc import Callable
 from headway.buffer import Batch, Buffer, Group
 from headway.config import RunConfig
 from headway.errors import TrainingStopped, WeightError
+from headway.learner.failures import FailureWatch
 from headway.learner.judge import GroupJudge, rewards
 from headway.learner.peers import Peer
 from headway.learner.prompts import PromptSource, TokenisedPrompt
@@ -45,10 +46,6 @@ from headway.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
-_FAILURES = (
-    DropReason.GENERATION_FAILED, DropReason.REWARD_FAILED, DropReason.INVALID, DropReason.PROMPT_TOO_LONG,
-    DropReason.PROMPT_EMPTY, DropReason.NO_BUDGET, DropReason.ROW_TOO_SHORT, DropReason.DEADLINE,
-)  # fmt: skip
 MAX_BAD_DIGESTS = 2
 
 
@@ -93,8 +90,8 @@ class Desk:
         self._judge = GroupJudge(config)
         self._deadlines: dict[int, tuple[float, bytes]] = {}
         self._digests: dict[PolicyVersion, str] = {}
-        self._notices = self._grants = self._bad_digests = self._failures_in_a_row = 0
-        self._first_failure = ""
+        self._notices = self._grants = self._bad_digests = 0
+        self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
         self._flat_rewards: list[float] = []
         self._lost_split = TimeSplit(0.0, 0.0, 0.0, 0.0)
 
@@ -194,13 +191,13 @@ class Desk:
                 self.invalid[fault] += 1
                 detail = f"trajectory {trajectory.trajectory_id} at version {trajectory.oldest}: {fault}"
                 arrival = self.buffer.reject(trajectory, peer.incarnation, detail)
-                self._first_failure = self._first_failure or detail
+                self._failures.note(detail)
             else:
                 self.suspicious += suspicious_zeros(trajectory)
                 arrival = self.buffer.add(trajectory, peer.incarnation)
             self._arrived(peer, trajectory.ticket_id, arrival.finished, arrival.ended)
         for failure in message.failures:
-            self._first_failure = self._first_failure or f"{failure.reason}: {failure.detail}"
+            self._failures.note(f"{failure.reason}: {failure.detail}")
             arrival = self.buffer.fail(failure, peer.incarnation)
             self._arrived(peer, failure.ticket_id, arrival.finished, arrival.ended)
         self.gate.ledger.report(peer.incarnation, message.generated)
@@ -208,23 +205,14 @@ class Desk:
     def _arrived(self, peer: Peer, ticket_id: int, finished: Group | None, ended: DropReason | None) -> None:
         if finished is not None and self._judge.too_long(finished):
             self.buffer.drop(ticket_id, ended := DropReason.ROW_TOO_SHORT)
-            self._first_failure = self._first_failure or self._judge.too_long_message(finished)
+            self._failures.note(self._judge.too_long_message(finished))
         if finished is not None or ended is not None:
             peer.tickets.discard(ticket_id)
             self._deadlines.pop(ticket_id, None)
-        if ended is not None and ended in _FAILURES:
-            self._count_failure(ended)
+        if ended is not None:
+            self._failures.ended(ended)
         elif finished is not None:
-            self._failures_in_a_row = 0
-
-    def _count_failure(self, reason: DropReason) -> None:
-        self._failures_in_a_row += 1
-        limit = max(16, 4 * self._config.batch.prompts)
-        if self._failures_in_a_row >= limit:
-            raise TrainingStopped(
-                f"the last {limit} groups all failed, the last as {reason}; "
-                f"the first failure was: {self._first_failure}"
-            )
+            self._failures.finished()
 
     # Time, tickets --------------------------------------------------------------------------------------------
 
@@ -247,8 +235,8 @@ class Desk:
         if peer is not None:
             peer.tickets.discard(ticket_id)
             self.outbox.append((address, Cancel(ticket_ids=[ticket_id])))
-        self._first_failure = self._first_failure or f"ticket {ticket_id} passed the rollout deadline"
-        self._count_failure(DropReason.DEADLINE)
+        self._failures.note(f"ticket {ticket_id} passed the rollout deadline")
+        self._failures.ended(DropReason.DEADLINE)
 
     def _drop_flat(self) -> None:
         """Replace groups without a gradient, within the bound; in whole rounds when the run is synchronous."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from headway.buffer import Group
 from headway.config import RunConfig
+from headway.learner.failures import RewardWatch
 from headway.learner.intake import Intake
 from headway.learner.publisher import NO_PUSH, Publisher, PushStats
 from headway.learner.records import Recorder
@@ -32,7 +33,7 @@ class LearnerLoop:
     Args:
         config: the recipe; the other parts as their classes say.
         emit: told every StepRecord.
-        serve: called between steps and a few times a second while waiting. stopping: why to stop, "" to go on.
+        serve: called between steps and a few times a second while waiting. stopping: why to stop, "" to go on. note: told what people should know.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class LearnerLoop:
         emit: Callable[[StepRecord], None],
         serve: Callable[[], None],
         stopping: Callable[[], str],
+        note: Callable[[str], None],
     ) -> None:
         self.version = PolicyVersion(0, 0)
         self._config = config
@@ -57,6 +59,8 @@ class LearnerLoop:
         self._emit = emit
         self._serve = serve
         self._stopping = stopping
+        self._note = note
+        self._rewards = RewardWatch()
 
     def run(self) -> str:
         """Train; returns why it ended before its last step, "" if it did not.
@@ -87,6 +91,9 @@ class LearnerLoop:
         with self._intake.lock:
             record = self._recorder.step(groups, consumed, self.version, stats, push)
         self._emit(record)
+        warning = self._rewards.observe(record.reward, record.reward_std)
+        if warning:
+            self._note(warning)
 
     def _publish(self, *, expect_change: bool) -> PushStats:
         with self._clock("push"):

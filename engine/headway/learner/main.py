@@ -78,6 +78,7 @@ class LearnerProcess:
                 lambda record: self._send(Event(record=record)),
                 lambda: self._serve(live),
                 lambda: self._stop_reason,
+                self._note,
             )
             self._send(Event(ready=str(intake.endpoints)))
             status, cause = self._train(loop)

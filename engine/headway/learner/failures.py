@@ -1,0 +1,64 @@
+"""When failures are too many, and when rewards say nothing: the run stops, or warns, with the first cause."""
+
+from __future__ import annotations
+
+from headway.errors import TrainingStopped
+from headway.types import DropReason
+
+_FAILURES = (
+    DropReason.GENERATION_FAILED, DropReason.REWARD_FAILED, DropReason.INVALID, DropReason.PROMPT_TOO_LONG,
+    DropReason.PROMPT_EMPTY, DropReason.NO_BUDGET, DropReason.ROW_TOO_SHORT, DropReason.DEADLINE,
+)  # fmt: skip
+ZERO_BATCHES = 10
+
+
+class FailureWatch:
+    """Counts groups that failed one after the other.
+
+    Args:
+        limit: failures in a row that stop the run.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._in_a_row = 0
+        self._first = ""
+
+    def note(self, detail: str) -> None:
+        """Remember the first failure's text."""
+        self._first = self._first or detail
+
+    def finished(self) -> None:
+        """A group can be trained."""
+        self._in_a_row = 0
+
+    def ended(self, reason: DropReason) -> None:
+        """A group ended as dropped; reasons that are no failure do not count.
+
+        Raises:
+            TrainingStopped: the limit is reached; names the first failure.
+        """
+        if reason not in _FAILURES:
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= self._limit:
+            raise TrainingStopped(
+                f"the last {self._limit} groups all failed, the last as {reason}; the first failure was: {self._first}"
+            )
+
+
+class RewardWatch:
+    """Notices a reward that is 0 for many batches: a broken reward function looks like a hard task."""
+
+    def __init__(self) -> None:
+        self._zero_batches = 0
+
+    def observe(self, reward: float, reward_std: float) -> str:
+        """A warning once every ZERO_BATCHES batches in a row whose rewards are all 0, else ""."""
+        self._zero_batches = self._zero_batches + 1 if reward == 0.0 and reward_std == 0.0 else 0
+        if self._zero_batches and self._zero_batches % ZERO_BATCHES == 0:
+            return (
+                f"every reward of the last {self._zero_batches} batches is 0: look at a completion, and at what the "
+                "environment expects"
+            )
+        return ""
