@@ -33,7 +33,8 @@ class LearnerLoop:
     Args:
         config: the recipe; the other parts as their classes say.
         emit: told every StepRecord.
-        serve: called between steps and a few times a second while waiting. stopping: why to stop, "" to go on. note: told what people should know.
+        serve: called between steps and a few times a second while waiting.
+        stopping: why to stop, "" to go on. note: told what people should know.
     """
 
     def __init__(
