@@ -84,7 +84,7 @@ class SerialRun:
         self.clock = SplitClock()
         self.recorder = Recorder(self.desk, self.clock)
         self.version = PolicyVersion(0, 0)
-        self._rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
+        self.rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
         self._publish()
 
     def _make_rollout(self, index: int) -> Rollout:
@@ -121,7 +121,7 @@ class SerialRun:
         """Turn the rollouts until a batch is complete; empty when the prompts are used up."""
         deadline = time.monotonic() + self.config.stream.rollout_deadline_s
         while True:
-            for rollout in self._rollouts:
+            for rollout in self.rollouts:
                 self._turn(rollout)
             if self.desk.drained:
                 return []
@@ -145,7 +145,7 @@ class SerialRun:
                 self.desk.on_message(rollout.incarnation.encode(), item)
 
     def _deliver(self) -> None:
-        by_address = {rollout.incarnation.encode(): rollout for rollout in self._rollouts}
+        by_address = {rollout.incarnation.encode(): rollout for rollout in self.rollouts}
         while self.desk.outbox:
             address, message = self.desk.outbox.popleft()
             _hand_over(by_address[address], message)
@@ -171,7 +171,7 @@ class SerialRun:
 
     def close(self) -> None:
         """End the reward workers and every outstanding ticket."""
-        for rollout in self._rollouts:
+        for rollout in self.rollouts:
             rollout.rewards.close()
         self.desk.buffer.close()
 
