@@ -1,4 +1,4 @@
-"""The rollout loop over the real engine and real reward workers: what reaches the learner, and what is accounted for."""
+"""The rollout loop over the real engine and real reward workers: what reaches the learner, and the accounts."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from headway.learner.tickets import TicketMaker
 from headway.staleness import Gate
 from headway.stream import LivenessMonitor
 from headway.types import DropReason, PolicyVersion, Ticket, TimeSplit
-from headway.wire.check import suspicious_zeros, validate_trajectory
+from headway.wire.check import validate_trajectory
 from headway.wire.messages import (
     SCHEMA,
     Bye,
@@ -74,7 +74,6 @@ class Desk:
         self.gate = gate
         self.buffer = Buffer(gate, clock)
         self.outbox: deque[tuple[bytes, DataMessage]] = deque()
-        self.suspicious = 0
         self.invalid: Counter[str] = Counter()
         self.num_sampled_received = 0
         self.first_ticket_s: float | None = None
@@ -90,6 +89,7 @@ class Desk:
         self._judge = GroupJudge(config)
         self._deadlines: dict[int, tuple[float, bytes]] = {}
         self._digests: dict[PolicyVersion, str] = {}
+        self._unchecked: list[tuple[bytes, WeightAck]] = []
         self._notices = self._grants = self._bad_digests = 0
         self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
         self._flat_rewards: list[float] = []
@@ -114,7 +114,7 @@ class Desk:
         peer = self._peers.get(address)
         if peer is None:  # given up, or never introduced: what it holds is gone for us
             if isinstance(message, Trajectories):
-                self._refuse_stranger(message)
+                self._refuse_stranger(address, message)
                 self.outbox.append((address, Refused(reason="unknown incarnation: it was given up as lost")))
             return
         self._liveness.beat(address, self._clock())
@@ -150,6 +150,9 @@ class Desk:
 
     def _on_ack(self, peer: Peer, ack: WeightAck) -> None:
         expected = self._digests.get(ack.version)
+        if expected is None and ack.version > max(self._digests, default=ack.version):
+            # Seen in the channel before the main loop said what it published: checked when it does.
+            self._unchecked.append((peer.address, ack))
         if expected is not None and ack.digest != expected:
             self._bad_digests += 1
             why = f"serves {ack.digest} as version {ack.version}, published was {expected}"
@@ -171,11 +174,13 @@ class Desk:
         self._lost_split = _add(self._lost_split, lap)
         self._on_lost(peer.index, why)
 
-    def _refuse_stranger(self, message: Trajectories) -> None:
+    def _refuse_stranger(self, address: bytes, message: Trajectories) -> None:
+        """Count what it sent, under its address: the name it gives may be that of a live generator."""
+        name = address.decode(errors="replace")
         for trajectory in message.trajectories:
-            self.buffer.add(trajectory, message.incarnation)
+            self.buffer.add(trajectory, name)
         for failure in message.failures:
-            self.buffer.fail(failure, message.incarnation)
+            self.buffer.fail(failure, name)
 
     # Trajectories ---------------------------------------------------------------------------------------------
 
@@ -193,7 +198,7 @@ class Desk:
                 arrival = self.buffer.reject(trajectory, peer.incarnation, detail)
                 self._failures.note(detail)
             else:
-                self.suspicious += suspicious_zeros(trajectory)
+                self._failures.watch_zeros(trajectory)
                 arrival = self.buffer.add(trajectory, peer.incarnation)
             self._arrived(peer, trajectory.ticket_id, arrival.finished, arrival.ended)
         for failure in message.failures:
@@ -249,14 +254,14 @@ class Desk:
 
     def _grant(self, now: float) -> None:
         wanted = self._wanted()
-        share = -(-self.gate.policy.slots // max(1, len(self._peers)))
         grants: dict[bytes, list[Ticket]] = {}
         recipients = [(peer, peer.acked) for peer in self._recipients() if peer.acked is not None]
         # Read before the first ticket goes out: with max_lag = 0 nothing is granted while one is in flight,
         # and the whole round belongs to all generators together.
         budgets = [self.gate.budget(acked) for _, acked in recipients]
         issued = 0
-        for (peer, _), budget in zip(recipients, budgets, strict=True):
+        for rank, ((peer, _), budget) in enumerate(zip(recipients, budgets, strict=True)):
+            share = -((rank - self.gate.policy.slots) // len(recipients))  # shares differ by one and sum to the slots
             limit = min(wanted - issued, share - len(peer.tickets), budget - issued)
             for _ in range(limit):
                 ticket = self._issue(peer, now)
@@ -319,13 +324,17 @@ class Desk:
         """A version is in the channel: tell everybody, and remember what its acks must say.
 
         Raises:
-            WeightError: it is not the gate's version.
+            WeightError: it is not the gate's version; TrainingStopped: as on_message, for acks that came before.
         """
         if version != self.gate.version:
             raise WeightError(f"published version {version}, trained is {self.gate.version}")
         self._digests[version] = digest
         while len(self._digests) > 64:
             del self._digests[min(self._digests)]
+        unchecked, self._unchecked = self._unchecked, []
+        for address, ack in unchecked:
+            if address in self._peers:
+                self._on_ack(self._peers[address], ack)
         self._notices += 1
         notice = VersionNotice(seq=self._notices, version=version, digest=digest)
         self.outbox.extend((address, notice) for address in self._peers)

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+
+from collections import deque
+
 from headway.errors import TrainingStopped
-from headway.types import DropReason
+from headway.types import DropReason, Trajectory
+from headway.wire.check import suspicious_zeros
+
+_log = logging.getLogger(__name__)
 
 _FAILURES = (
     DropReason.GENERATION_FAILED, DropReason.REWARD_FAILED, DropReason.INVALID, DropReason.PROMPT_TOO_LONG,
     DropReason.PROMPT_EMPTY, DropReason.NO_BUDGET, DropReason.ROW_TOO_SHORT, DropReason.DEADLINE,
 )  # fmt: skip
 ZERO_BATCHES = 10
+INVALID_WINDOW, MAX_INVALID_SHARE = 64, 0.25
 
 
 class FailureWatch:
-    """Counts groups that failed one after the other.
+    """Counts groups that failed one after the other, and the recent trajectories that failed the checks.
 
     Args:
         limit: failures in a row that stop the run.
+
+    Attributes:
+        suspicious: trajectories whose log-probs look like padding.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._in_a_row = 0
         self._first = ""
+        self.suspicious = 0
+
+    def watch_zeros(self, trajectory: Trajectory) -> None:
+        """Say, once, that a trajectory's log-probs look like padding; it is valid and may be trained."""
+        if suspicious_zeros(trajectory):
+            self.suspicious += 1
+            if self.suspicious == 1:
+                _log.warning(
+                    "trajectory %s has log-probs of exactly 0 in a row: padding looks like this (further ones are "
+                    "only counted)", trajectory.trajectory_id,
+                )  # fmt: skip
 
     def note(self, detail: str) -> None:
         """Remember the first failure's text."""

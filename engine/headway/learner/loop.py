@@ -21,7 +21,7 @@ from headway.learner.intake import Intake
 from headway.learner.publisher import NO_PUSH, Publisher, PushStats
 from headway.learner.records import Recorder
 from headway.telemetry import SplitClock
-from headway.trainer import StepStats, Trainer
+from headway.trainer import StepStats, Trainer, check_agreement
 from headway.types import PolicyVersion, StepRecord
 
 _log = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ class LearnerLoop:
         with self._intake.lock:
             record = self._recorder.step(groups, consumed, self.version, stats, push)
         self._emit(record)
+        if consumed.step == 0:
+            check_agreement(stats.policy, record.lag_max)
         warning = self._rewards.observe(record.reward, record.reward_std)
         if warning:
             self._note(warning)

@@ -23,6 +23,7 @@ from headway.learner.live import apply_setting
 from headway.learner.publisher import NO_PUSH, PushStats
 from headway.model import Policy, save_policy
 from headway.telemetry import SplitClock
+from headway.trainer import check_agreement
 from headway.types import LearnerStatus, PolicyVersion, StepRecord
 from headway.weights import weights_digest
 from headway.wire.messages import SCHEMA, Cancel, DataMessage, Grant, Hello, Welcome
@@ -160,7 +161,10 @@ class SerialRun:
         self.desk.trained(groups, self.version)
         if not stats.skipped and self.version.step % self.config.push.interval == 0:
             push = self._publish()
-        return self.recorder.step(groups, consumed, self.version, stats, push)
+        record = self.recorder.step(groups, consumed, self.version, stats, push)
+        if consumed.step == 0:
+            check_agreement(stats.policy, record.lag_max)
+        return record
 
     def _publish(self) -> PushStats:
         started = time.perf_counter()

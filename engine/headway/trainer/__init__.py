@@ -1,5 +1,6 @@
 """The learning step."""
 
+from headway.trainer.agreement import check_agreement
 from headway.trainer.batch import LossRow, TrainBatch, prepare
 from headway.trainer.optimizer import FlatOptimizer, UpdateResult
 from headway.trainer.schedule import learning_rate
@@ -12,6 +13,7 @@ __all__ = [
     "TrainBatch",
     "Trainer",
     "UpdateResult",
+    "check_agreement",
     "learning_rate",
     "prepare",
     "score_row",
