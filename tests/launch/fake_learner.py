@@ -52,6 +52,10 @@ class FakeLearner:
     def started(self) -> int:
         return len(list(self.folder.path.glob("generator-*.*")))
 
+    def first_pid(self) -> int:
+        starts = sorted(self.folder.path.glob("generator-*.*"), key=lambda path: path.stat().st_mtime)
+        return int(starts[0].name.rpartition(".")[2])
+
     def frozen(self) -> bool:
         """Whether the first generator has stood still for longer than it takes to be given up."""
         starts = [path.stat().st_mtime for path in self.folder.path.glob("generator-*.*")]
@@ -73,7 +77,7 @@ class FakeLearner:
             self.serve()
             if not reported and self.frozen():
                 reported = True
-                self.control.send(Event(lost=0, note="silent for 0.2 s"))
+                self.control.send(Event(lost=0, lost_pid=self.first_pid(), note="silent for 0.2 s"))
         for step in range(1, self.steps + 1):
             record_ = record(step)
             self.tally.add(record_)

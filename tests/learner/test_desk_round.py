@@ -42,7 +42,7 @@ def test_every_generator_gets_its_share_of_the_first_grant(
         welcome=lambda version: Welcome(
             manifest_digest="", weight_channel="", version=version, heartbeat_s=2.0
         ),
-        on_lost=lambda index, why: None,
+        on_lost=lambda index, pid, why: None,
         clock=lambda: 0.0,
     )
     for index in range(2):

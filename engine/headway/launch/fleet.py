@@ -66,14 +66,14 @@ class Fleet:
             if restarts.due(time.monotonic()):
                 self._launch(index)
 
-    def lost(self, index: int, why: str) -> None:
+    def lost(self, index: int, pid: int, why: str) -> None:
         """The learner gave a generator up: a frozen one is killed, so that `check` starts it again.
 
-        The notice may come after the process had ended and was replaced; a process too young to have been
-        silent for two heartbeats is therefore left alone.
+        The notice may come long after the process had ended and was replaced, since the learner passes news
+        on between two steps; the process that took its place is left alone.
         """
         child = self._children.get(index)
-        if child is None or child.age_s < 2 * self._config.stream.heartbeat_s:
+        if child is None or child.pid != pid:
             return
         if child.poll() is None:
             self._note(f"{child.name} (pid {child.pid}) is given up and killed: {why or 'no heartbeat'}")

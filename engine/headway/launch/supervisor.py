@@ -166,7 +166,7 @@ class Supervisor:
         if event.record is not None:
             self._record(event.record)
         if event.lost >= 0:
-            self._fleet.lost(event.lost, event.note)
+            self._fleet.lost(event.lost, event.lost_pid, event.note)
         elif event.note:
             self._note(event.note)
         if event.answered >= 0:

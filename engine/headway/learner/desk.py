@@ -47,6 +47,7 @@ from headway.wire.messages import (
 
 _log = logging.getLogger(__name__)
 MAX_BAD_DIGESTS = 2
+LEFT = "left"
 
 
 class Desk:
@@ -56,7 +57,7 @@ class Desk:
         config: the recipe; run_id: that a Hello must name.
         gate: staleness policy and ledger; prompts: of the tickets; tickets: makes them.
         welcome: what a generator is told when it joins, given the newest version.
-        on_lost: told (generator index, why) when one is given up.
+        on_lost: told (generator index, its pid, why) when one is given up.
         clock: monotonic seconds.
     """
 
@@ -68,7 +69,7 @@ class Desk:
         prompts: PromptSource,
         tickets: TicketMaker,
         welcome: Callable[[PolicyVersion], Welcome],
-        on_lost: Callable[[int, str], None],
+        on_lost: Callable[[int, int, str], None],
         clock: Callable[[], float],
     ) -> None:
         self.gate = gate
@@ -115,6 +116,7 @@ class Desk:
         if peer is None:  # given up, or never introduced: what it holds is gone for us
             if isinstance(message, Trajectories):
                 self._refuse_stranger(address, message)
+            if isinstance(message, (Trajectories, Heartbeat)):
                 self.outbox.append((address, Refused(reason="unknown incarnation: it was given up as lost")))
             return
         self._liveness.beat(address, self._clock())
@@ -128,7 +130,7 @@ class Desk:
             case WeightAck():
                 self._on_ack(peer, message)
             case Bye():
-                self._give_up(peer, "left")
+                self._give_up(peer, LEFT)
             case _:
                 pass
 
@@ -172,7 +174,10 @@ class Desk:
             self._prompts.give_back(TokenisedPrompt(ticket.prompt_index, ticket.prompt_ids))
         lap = peer.take_lap()
         self._lost_split = _add(self._lost_split, lap)
-        self._on_lost(peer.index, why)
+        self._on_lost(peer.index, peer.pid, why)
+        if why != LEFT:
+            # It may live on, silent or starved: told nothing, it would wait for tickets that never come.
+            self.outbox.append((peer.address, Refused(reason=f"this incarnation is given up: {why}")))
 
     def _refuse_stranger(self, address: bytes, message: Trajectories) -> None:
         """Count what it sent, under its address: the name it gives may be that of a live generator."""
@@ -196,8 +201,9 @@ class Desk:
                 self.invalid[fault] += 1
                 detail = f"trajectory {trajectory.trajectory_id} at version {trajectory.oldest}: {fault}"
                 arrival = self.buffer.reject(trajectory, peer.incarnation, detail)
-                self._failures.note(detail)
+                self._failures.judged(detail)
             else:
+                self._failures.judged("")
                 self._failures.watch_zeros(trajectory)
                 arrival = self.buffer.add(trajectory, peer.incarnation)
             self._arrived(peer, trajectory.ticket_id, arrival.finished, arrival.ended)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-
 from collections import deque
 
 from headway.errors import TrainingStopped
@@ -34,7 +33,26 @@ class FailureWatch:
         self._limit = limit
         self._in_a_row = 0
         self._first = ""
+        self._recent: deque[bool] = deque(maxlen=INVALID_WINDOW)
         self.suspicious = 0
+
+    def judged(self, fault: str) -> None:
+        """A trajectory passed the checks at ingest ("") or failed them with this fault.
+
+        Raises:
+            TrainingStopped: more than MAX_INVALID_SHARE of the last INVALID_WINDOW failed; groups may survive
+                that, so it would be silent otherwise.
+        """
+        self._recent.append(bool(fault))
+        if not fault:
+            return
+        self.note(fault)
+        invalid = sum(self._recent)
+        if len(self._recent) == INVALID_WINDOW and invalid > MAX_INVALID_SHARE * INVALID_WINDOW:
+            raise TrainingStopped(
+                f"{invalid} of the last {INVALID_WINDOW} trajectories failed the checks at ingest; the first failure "
+                f"was: {self._first}; the last: {fault}"
+            )
 
     def watch_zeros(self, trajectory: Trajectory) -> None:
         """Say, once, that a trajectory's log-probs look like padding; it is valid and may be trained."""

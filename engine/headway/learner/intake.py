@@ -16,7 +16,7 @@ from headway.errors import DeadlineExceeded, HeadwayError, StreamError
 from headway.learner.desk import Desk
 from headway.stream import Endpoints, LearnerSocket
 from headway.types import PolicyVersion
-from headway.wire.messages import Stop
+from headway.wire.messages import Bye, Stop
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -158,5 +158,19 @@ class Intake:
                 _log.info("a message for %s was not sent: it is gone", address.decode(errors="replace"))
 
     def _say_stop(self, socket: LearnerSocket) -> None:
-        for peer in self.desk.peers:
-            socket.send(peer.address, Stop(reason=self._stopping))
+        """Tell the generators to stop, those that only now speak up too.
+
+        Waits for: the Bye of everybody who was told, at most STOP_GRACE_S. The desk has its last counts
+        already and hears nothing of this.
+        """
+        stop = Stop(reason=self._stopping)
+        staying = {peer.address for peer in self.desk.peers if socket.send(peer.address, stop)}
+        told = set(staying)
+        end = time.monotonic() + STOP_GRACE_S
+        while staying and time.monotonic() < end:
+            for address, message in socket.poll(POLL_S):
+                if isinstance(message, Bye):
+                    staying.discard(address)
+                elif address not in told and socket.send(address, stop):
+                    told.add(address)
+                    staying.add(address)

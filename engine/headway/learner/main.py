@@ -46,7 +46,7 @@ class LearnerProcess:
         self._config = config
         self._control = control
         self._stop_reason = ""
-        self._lost: list[tuple[int, str]] = []
+        self._lost: list[tuple[int, int, str]] = []
 
     def stop(self, reason: str) -> None:
         """End after the current step; from a signal handler too."""
@@ -113,10 +113,10 @@ class LearnerProcess:
                 heartbeat_s=self._config.stream.heartbeat_s,
             )
 
-        def lost(index: int, why: str) -> None:
+        def lost(index: int, pid: int, why: str) -> None:
             # Called on the intake's thread; the control socket belongs to the main one.
             _log.warning("generator %d is given up: %s", index, why)
-            self._lost.append((index, why))
+            self._lost.append((index, pid, why))
 
         return Desk(
             self._config,
@@ -139,8 +139,8 @@ class LearnerProcess:
         """Commands in, news of lost generators out."""
         live.serve()
         while self._lost:
-            index, why = self._lost.pop(0)
-            self._send(Event(lost=index, note=why))
+            index, pid, why = self._lost.pop(0)
+            self._send(Event(lost=index, lost_pid=pid, note=why))
 
     def _note(self, line: str) -> None:
         _log.info("%s", line)

@@ -78,7 +78,7 @@ class SerialRun:
                 version=version,
                 heartbeat_s=0.0,
             ),
-            lambda index, why: note(f"generator {index} is given up: {why}"),
+            lambda index, pid, why: note(f"generator {index} is given up: {why}"),
             time.monotonic,
         )
         self.weights = DirectWeights(self.parts.policy)

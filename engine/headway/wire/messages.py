@@ -146,11 +146,12 @@ class Heartbeat(Message, frozen=True):
 
 
 class Event(Message, frozen=True):
-    """From the learner to the supervisor: exactly one of the fields is set.
+    """From the learner to the supervisor: exactly one kind of news.
 
     Attributes:
         ready: the data endpoint that generators connect to, once it is bound.
-        record: one optimizer step; note: a line for people; lost: index of a generator noticed dead.
+        record: one optimizer step; note: a line for people.
+        lost: index of a generator that was given up, lost_pid: its process, note: why.
         status: JSON of the LearnerStatus, last.
         answered: id of a Command, with `error` "" when it took effect.
     """
@@ -159,6 +160,7 @@ class Event(Message, frozen=True):
     record: StepRecord | None = None
     note: str = ""
     lost: int = -1
+    lost_pid: int = 0
     status: bytes = b""
     answered: int = -1
     error: str = ""
