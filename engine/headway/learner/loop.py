@@ -88,7 +88,8 @@ class LearnerLoop:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self._intake.trained(groups, self.version)
         if not stats.skipped and self._publisher.due(self.version.step, last=self._is_last()):
-            push = self._publish(expect_change=stats.lr > 0)
+            # Without a gradient (every group flat) AdamW may leave every weight where it is.
+            push = self._publish(expect_change=stats.lr > 0 and stats.grad_norm > 0)
         with self._intake.lock:
             record = self._recorder.step(groups, consumed, self.version, stats, push)
         self._emit(record)

@@ -49,7 +49,7 @@ class Publisher:
         """Push the weights as they are now.
 
         Args:
-            expect_change: an update was made with a learning rate above 0.
+            expect_change: an update was made with a learning rate and a gradient above 0.
 
         Raises:
             WeightError: fp32 weights did not change although they should have, twice in a row.
