@@ -249,11 +249,6 @@ def _reference_is_used(config: RunConfig) -> str:
     return ""
 
 
-def _warm_up_ends(config: RunConfig) -> str:
-    if config.learner.warmup_steps <= config.steps:
-        return ""
-    return f"{config.learner.warmup_steps} is more than steps = {config.steps}; nearest: {config.steps}"
-
 
 def _cache_holds_a_sequence(config: RunConfig) -> str:
     tokens, budget = config.generator.kv_tokens, config.sampling.max_new_tokens
@@ -289,7 +284,6 @@ RULES: tuple[Rule, ...] = (
     Rule(("algo.cap", "algo.objective", "algo.kl"), _cap_is_read),
     Rule(("algo.correction_cap", "algo.correction"), _correction_cap_is_read),
     Rule(("algo.kl_coef", "algo.kl"), _kl_has_both),
-    Rule(("learner.warmup_steps", "steps"), _warm_up_ends),
     Rule(_window_keys("staleness.window"), _window_fits),
     Rule(("staleness.slots", "batch.prompts"), _slots_fill_a_batch),
     Rule(("staleness.slots", *_window_keys("staleness.window")), _slots_keep_the_bound),

@@ -113,7 +113,7 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="after the warm-up"
     )
-    warmup_steps: int = Field(default=0, ge=0, description="linear warm-up")
+    warmup_steps: int = Field(default=0, ge=0, description="linear warm-up; a shorter run ends inside it")
     min_lr_share: float = Field(
         default=0.0, ge=0.0, le=1.0, description="of lr, at the end of linear and cosine"
     )

@@ -59,7 +59,7 @@ def builtin_folder(name: str, note: Callable[[str], None] = lambda line: None) -
     note(f"making the model builtin:{name} ({warmup.steps} supervised steps, once; kept in {folder})")
     started = time.monotonic()
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
-    module = _warm_up(warmup)
+    module = _with_all_cores(lambda: _warm_up(warmup))
     module.save_pretrained(str(temporary))
     sort_tokenizer().save_pretrained(str(temporary))
     try:
@@ -103,6 +103,16 @@ def sort_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
         model_max_length=512,
     )
+
+
+def _with_all_cores(work: Callable[[], Qwen2ForCausalLM]) -> Qwen2ForCausalLM:
+    """Nothing else runs yet: the generators start when the model is made."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        return work()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _warm_up(warmup: Warmup) -> Qwen2ForCausalLM:
