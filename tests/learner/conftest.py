@@ -172,16 +172,14 @@ class Generator:
 
     def heard(self, kind: type[AnyMessage]) -> list[AnyMessage]:
         """Messages of a kind that the desk has for it, taken from the outbox."""
-        mine = [
-            m for address, m in self.office.desk.outbox if address == self.address and isinstance(m, kind)
-        ]
-        rest = [
-            (address, m)
-            for address, m in self.office.desk.outbox
-            if not (address == self.address and m in mine)
-        ]
-        self.office.desk.outbox.clear()
-        self.office.desk.outbox.extend(rest)
+        outbox = self.office.desk.outbox
+        mine: list[AnyMessage] = []
+        for _ in range(len(outbox)):
+            address, message = outbox.popleft()
+            if address == self.address and isinstance(message, kind):
+                mine.append(message)
+            else:
+                outbox.append((address, message))
         return mine
 
     def granted(self) -> list[Ticket]:

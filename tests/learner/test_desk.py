@@ -385,6 +385,29 @@ def test_groups_of_equal_rewards_are_replaced_within_the_bound_and_then_trained(
     assert place.desk.take_flat_rewards() == [1.0] * (2 * place.desk.gate.counts().dropped["zero_variance"])
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 2, 0]])
+def test_a_synchronous_round_replaces_flat_groups_only_when_it_is_complete(
+    office: MakeOffice, order: list[int]
+) -> None:
+    """Else what a round replaces, and which prompts follow, would depend on the order of arrival."""
+    place = office(
+        batch={"prompts": 4, "samples": 2}, algo={"max_replacements": 0.25}, staleness={"max_lag": 0}
+    )
+    generator = place.generator().join()
+    place.tick()
+    tickets = generator.granted()
+    for number in order:
+        assert place.desk.gate.counts().dropped == {}
+        flat = number in (0, 3)  # two, of which the bound allows to replace one
+        generator.finish(tickets[number], rewards=[1.0, 1.0] if flat else [0.0, 1.0])
+        place.desk.tick()
+    assert place.desk.gate.counts().dropped == {"zero_variance": 1}
+    (again,) = generator.granted()
+    assert (again.ticket_id, again.prompt_index) == (4, 4)
+    generator.finish(again)
+    assert [group.ticket_id for group in place.train()] == [1, 2, 3, 4]
+
+
 def test_equal_rewards_are_trained_when_the_filter_is_off(office: MakeOffice) -> None:
     place = office(algo={"filter_zero_variance": False})
     generator = place.generator().join()
