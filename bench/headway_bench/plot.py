@@ -33,11 +33,15 @@ def draw(records: Sequence[StepRecord], title: str, target: Path) -> None:
     top.legend(loc="lower right")
     middle.plot(steps, [record.lag_mean for record in records], color="#b45309", label="mean lag (updates)")
     middle.plot(steps, [record.lag_max for record in records], ":", color="#b45309", label="largest lag")
-    middle.plot(steps, [record.ess for record in records], color="#15803d", label="effective sample size (share)")
+    middle.plot(
+        steps, [record.ess for record in records], color="#15803d", label="effective sample size (share)"
+    )
     middle.set(ylabel="lag, ESS", ylim=(-0.05, None))
     middle.legend(loc="center right")
     bottom.plot(steps, [record.tokens_per_s for record in records], color="#15803d", label="trained tokens/s")
-    bottom.plot(steps, [record.generated_per_s for record in records], color="#1d4ed8", label="received tokens/s")
+    bottom.plot(
+        steps, [record.generated_per_s for record in records], color="#1d4ed8", label="received tokens/s"
+    )
     bottom.set(ylabel="tokens/s", xlabel="update", ylim=(0, None))
     bottom.legend(loc="lower right")
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)

@@ -249,7 +249,6 @@ def _reference_is_used(config: RunConfig) -> str:
     return ""
 
 
-
 def _cache_holds_a_sequence(config: RunConfig) -> str:
     tokens, budget = config.generator.kv_tokens, config.sampling.max_new_tokens
     if tokens == 0 or tokens > budget:

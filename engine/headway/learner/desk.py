@@ -267,7 +267,9 @@ class Desk:
         budgets = [self.gate.budget(acked) for _, acked in recipients]
         issued = 0
         for rank, ((peer, _), budget) in enumerate(zip(recipients, budgets, strict=True)):
-            share = -((rank - self.gate.policy.slots) // len(recipients))  # shares differ by one and sum to the slots
+            share = -(
+                (rank - self.gate.policy.slots) // len(recipients)
+            )  # shares differ by one and sum to the slots
             limit = min(wanted - issued, share - len(peer.tickets), budget - issued)
             for _ in range(limit):
                 ticket = self._issue(peer, now)

@@ -108,7 +108,9 @@ def sort_tokenizer() -> PreTrainedTokenizerFast:
 def _with_all_cores(work: Callable[[], Qwen2ForCausalLM]) -> Qwen2ForCausalLM:
     """Nothing else runs yet: the generators start when the model is made."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    torch.set_num_threads(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         return work()
     finally:
