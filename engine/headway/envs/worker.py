@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     # what the environment starts must not hold the socket open after this process has died
     os.set_inheritable(options.socket, False)
     with socket.socket(fileno=options.socket) as channel:
+        # a fork that lives on would hide this process's death, and one that returns would answer a second time
+        os.register_at_fork(after_in_child=channel.close)
         return _Server(channel).run()
 
 
