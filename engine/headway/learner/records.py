@@ -52,7 +52,7 @@ class Recorder:
         push: PushStats,
     ) -> StepRecord:
         """The row of the step that consumed `groups` with weights `consumed` and made `version`."""
-        now, unix = self._now(), self._unix()
+        now, unix, learner = self._now(), self._unix(), self._clock.lap()
         interval = max(1e-9, now - self._last_s)
         trajectories = stats.batch.trajectories
         lags = _lag_histogram(trajectories, consumed.step)
@@ -93,7 +93,7 @@ class Recorder:
             queue_s=float(np.mean([unix - t.finished_s for t in trajectories])) if trajectories else 0.0,
             tokens_per_s=int(lags.sum()) / interval,
             generated_per_s=(received - self._last_received) / interval,
-            learner=self._clock.lap(),
+            learner=learner,
             generator=generator,
             push_s=push.seconds,
             changed_share=push.changed_share,
