@@ -96,7 +96,7 @@ def test_gradient_and_loss_do_not_depend_on_rows_or_order(
     monkeypatch: pytest.MonkeyPatch,
     algo: dict[str, Any],
 ) -> None:
-    groups = groups_of(LENGTHS, drift=0.2, temperatures=TEMPERATURES, prompt=1)
+    groups = groups_of(LENGTHS, drift=0.2, prompt=1)
     shuffled = list(groups)
     random.Random(3).shuffle(shuffled)
     # other ticket ids, so another packing order, and members turned round
