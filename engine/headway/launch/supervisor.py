@@ -74,7 +74,8 @@ class Supervisor:
         self._commands: deque[tuple[Command, Answer]] = deque()
         self._waiting: dict[int, Answer] = {}
         self._next_command = 0
-        self._lock = threading.Lock()
+        # Reentrant: a second signal's handler may run inside the first's, on the same thread, lock in hand.
+        self._lock = threading.RLock()
         self._stop: StopRequest | None = None
         self._kill = threading.Event()
         self._status: LearnerStatus | None = None
