@@ -4,7 +4,7 @@
 # make smollm2   set up SmolLM2-135M-Instruct in models/smollm2
 #
 # Needs Python >= 3.11, and gcc, cmake and git for the native CPU library. PYTHON=python3.12 chooses another Python.
-# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the small CPU build of torch where pip would take CUDA.
+# TORCH_INDEX=URL of the index of CPU builds takes the small build of torch where pip would take CUDA.
 
 PYTHON ?= python3
 VENV := .venv
