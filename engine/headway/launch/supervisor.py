@@ -92,7 +92,10 @@ class Supervisor:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits for: the end of the run, at most `timeout_s`. Returns whether it has ended."""
-        self._thread.join(timeout_s)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        # In slices: a signal's handler runs on the main thread between two of them, never inside a join.
+        while self._thread.is_alive() and (end is None or time.monotonic() < end):
+            self._thread.join(0.2 if end is None else max(0.0, min(0.2, end - time.monotonic())))
         return not self._thread.is_alive()
 
     def command(self, action: str, key: str, value: str, answer: Answer) -> None:

@@ -225,6 +225,10 @@ class Desk:
         elif finished is not None:
             self._failures.finished()
 
+    def heard(self, address: bytes) -> None:
+        """A generator that runs on this thread is alive by definition: serial mode has no heartbeats."""
+        self._liveness.beat(address, self._clock())
+
     # Time, tickets --------------------------------------------------------------------------------------------
 
     def tick(self) -> None:

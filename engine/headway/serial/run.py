@@ -133,6 +133,8 @@ class SerialRun:
                 raise DeadlineExceeded(f"no complete batch for {self.config.stream.rollout_deadline_s:.0f} s")
 
     def _turn(self, rollout: Rollout) -> None:
+        for other in self.rollouts:
+            self.desk.heard(other.incarnation.encode())
         self.desk.tick()
         self._deliver()
         rollout.refresh()
