@@ -86,7 +86,7 @@ def test_a_group_is_complete_when_every_member_has_arrived_or_failed() -> None:
     assert [member.member for member in group.trajectories] == [0, 2]
     assert [member.member for member in group.failures] == [1]
     assert (group.ticket_id, group.arrived_s, group.num_tokens) == (0, 17.0, 6)
-    assert group.versions == {ZERO}
+    assert group.as_finished.members[0] == {ZERO}
     assert buffer.groups == [group]
     assert counts(buffer)["tokens"]["buffered"] == 6
     assert counts(buffer)["tickets"]["buffered"] == 1

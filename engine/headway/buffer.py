@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from headway.staleness import Finished, Gate
-from headway.types import DropReason, MemberFailure, PolicyVersion, Ticket, Trajectory
+import msgspec
+
+from headway.staleness import Cut, Finished, Gate
+from headway.types import DropReason, MemberFailure, Ticket, Trajectory
 
 # A member that ended so ends its group: those that finished in time would be its short members only, and a
 # baseline over them favours short answers.
@@ -29,12 +31,14 @@ class Group:
         trajectories: its members with a reward, by member.
         failures: its other members.
         arrived_s: clock time of its last member's arrival.
+        num_masked: sampled tokens that are too old to be trained; loss_mask is False there.
     """
 
     ticket: Ticket
     trajectories: list[Trajectory]
     failures: list[MemberFailure]
     arrived_s: float
+    num_masked: int = 0
 
     @property
     def ticket_id(self) -> int:
@@ -42,9 +46,10 @@ class Group:
         return self.ticket.ticket_id
 
     @property
-    def versions(self) -> frozenset[PolicyVersion]:
-        """Every version that sampled one of its tokens."""
-        return frozenset(span.version for trajectory in self.trajectories for span in trajectory.spans)
+    def as_finished(self) -> Finished:
+        """The group as the gate sees it."""
+        members = {t.member: frozenset(span.version for span in t.spans) for t in self.trajectories}
+        return Finished(self.ticket_id, members)
 
     @property
     def num_tokens(self) -> int:
@@ -199,10 +204,32 @@ class Buffer:
 
         The batch leaves the buffer; report it to Gate.trained after its step.
         """
-        finished = [Finished(group.ticket_id, group.versions) for group in self._finished.values()]
-        selection = self.gate.select(finished, final)
+        selection = self.gate.select([group.as_finished for group in self._finished.values()], final)
         dropped = [(self._finished.pop(ticket_id), reason) for ticket_id, reason in selection.drop]
-        return Batch([self._finished.pop(ticket_id) for ticket_id in selection.take], dropped)
+        taken = [self._finished.pop(ticket_id) for ticket_id in selection.take]
+        return Batch([self._without(group, selection.cuts.get(group.ticket_id)) for group in taken], dropped)
+
+    def _without(self, group: Group, cut: Cut | None) -> Group:
+        """The group as it may be trained: members that are cut end here, tokens too old are masked."""
+        if cut is None:
+            return group
+        kept: list[Trajectory] = []
+        failures = list(group.failures)
+        for trajectory in group.trajectories:
+            reason = cut.members.get(trajectory.member)
+            if reason is None:
+                kept.append(trajectory if cut.oldest_step is None else _masked(trajectory, cut.oldest_step))
+                continue
+            self._ledger.drop_trajectory(group.ticket_id, reason, trajectory.num_sampled)
+            failures.append(_failure(trajectory, reason, "too old to be trained when its group was"))
+        num_sampled = sum(t.num_sampled for t in group.trajectories if t.member not in cut.members)
+        return Group(
+            ticket=group.ticket,
+            trajectories=kept,
+            failures=sorted(failures, key=lambda failure: failure.member),
+            arrived_s=group.arrived_s,
+            num_masked=num_sampled - sum(t.num_sampled for t in kept),
+        )
 
     def close(self) -> Collection[int]:
         """End every outstanding ticket, a batch in training included, as shutdown. Returns their ids."""
@@ -247,6 +274,15 @@ def _reason(failure: MemberFailure) -> DropReason:
         return DropReason(failure.reason)
     except ValueError:
         return DropReason.INVALID
+
+
+def _masked(trajectory: Trajectory, oldest_step: int) -> Trajectory:
+    """Without loss on the tokens that weights older than `oldest_step` sampled; they stay as context."""
+    mask = trajectory.loss_mask.copy()
+    for span in trajectory.spans:
+        if span.version.step < oldest_step:
+            mask[span.start : span.end] = False
+    return msgspec.structs.replace(trajectory, loss_mask=mask)
 
 
 def _failure(trajectory: Trajectory, reason: DropReason, detail: str) -> MemberFailure:

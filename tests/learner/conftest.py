@@ -14,7 +14,7 @@ from headway.config import EnvConfig, RunConfig
 from headway.envs import Environment
 from headway.learner.desk import Desk
 from headway.learner.prompts import PromptSource
-from headway.learner.setup import window_policy
+from headway.learner.setup import make_gate
 from headway.learner.tickets import TicketMaker
 from headway.model import Tokenizer
 from headway.staleness import Gate
@@ -201,7 +201,7 @@ class Office:
         self.desk = Desk(
             config,
             "run",
-            Gate(window_policy(config)),
+            make_gate(config),
             prompts,
             TicketMaker(config, (2,)),
             lambda version: Welcome(

@@ -10,7 +10,7 @@ import pytest
 from headway.config import RunConfig
 from headway.learner.desk import Desk
 from headway.learner.prompts import PromptSource, TokenisedPrompt
-from headway.learner.setup import window_policy
+from headway.learner.setup import make_gate
 from headway.learner.tickets import TicketMaker
 from headway.staleness import Gate
 from headway.types import PolicyVersion
@@ -32,7 +32,7 @@ def test_every_generator_gets_its_share_of_the_first_grant(
 ) -> None:
     config = tiny_config(staleness={"max_lag": max_lag}, generator={"replicas": 2})
     version = PolicyVersion(0, 0)
-    gate = Gate(window_policy(config))
+    gate = make_gate(config)
     desk = Desk(
         config,
         "run",

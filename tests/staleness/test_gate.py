@@ -4,6 +4,8 @@ changes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,11 @@ def ticket(ticket_id: int, admitted: PolicyVersion) -> Ticket:
     return Ticket(ticket_id, 0, [1], 2, Sampling(1.0, 4, [2]), 7, admitted, 600.0)
 
 
+def finished(ticket_id: int, versions: Iterable[PolicyVersion]) -> Finished:
+    """A group of one trajectory."""
+    return Finished(ticket_id, {0: frozenset(versions)})
+
+
 class Play:
     """A gate with one generator "a", whose groups finish at once or when told."""
 
@@ -48,7 +55,7 @@ class Play:
         for ticket_id in ticket_ids:
             self.gate.ledger.receive(ticket_id, 5)
             self.gate.arrived(ticket_id)
-            self.finished[ticket_id] = Finished(ticket_id, frozenset(versions or (self.gate.version,)))
+            self.finished[ticket_id] = finished(ticket_id, versions or (self.gate.version,))
 
     def step(self) -> tuple[list[int], list[tuple[int, DropReason]]]:
         """Select and train."""
@@ -97,7 +104,7 @@ def test_the_oldest_token_decides() -> None:
         finished_s=0.0,
     )
     assert (tokens.lag(8), tokens.token_lags(8).mean()) == (5, 3.4)
-    group = Finished(0, frozenset(span.version for span in tokens.spans))
+    group = finished(0, [span.version for span in tokens.spans])
     assert group.lag(8) == 5
     for max_lag, taken in ((5, True), (4, False)):
         gate = Gate(WindowPolicy(max_lag, 1), version=version(8))
@@ -167,7 +174,7 @@ def test_samples_of_abandoned_steps_are_dropped() -> None:
     for ticket_id, (sampled, reason) in enumerate(fates.items()):
         gate.issued(ticket(ticket_id, sampled), "a")
         gate.arrived(ticket_id)
-        selection = gate.select([Finished(ticket_id, frozenset({sampled}))])
+        selection = gate.select([finished(ticket_id, [sampled])])
         assert selection.drop == ([] if reason is None else [(ticket_id, reason)])
         if reason is None:
             gate.dropped(ticket_id, DropReason.ZERO_VARIANCE)
@@ -194,11 +201,11 @@ def test_a_lost_generator_holds_no_slots_and_blocks_nobody() -> None:
         gate.issued(ticket(ticket_id, version(0)), "b" if ticket_id in (0, 3) else "a")
     for ticket_id in (1, 2):
         gate.arrived(ticket_id)
-    finished = [Finished(ticket_id, frozenset({version(0)})) for ticket_id in (1, 2)]
-    assert gate.select(finished).take == []
+    groups = [finished(ticket_id, [version(0)]) for ticket_id in (1, 2)]
+    assert gate.select(groups).take == []
     assert gate.lost("b") == [0, 3]
     assert gate.lost("b") == []
-    assert gate.select(finished).take == [1, 2]
+    assert gate.select(groups).take == [1, 2]
     assert gate.budget(version(0)) == 2
     assert gate.counts().dropped == {"generator_lost": 2}
 
@@ -221,12 +228,12 @@ def test_a_short_batch_is_only_the_last() -> None:
     for ticket_id in range(2):
         gate.issued(ticket(ticket_id, version(0)), "a")
     gate.arrived(1)
-    finished = [Finished(1, frozenset({version(0)}))]
-    assert gate.select(finished, final=True).take == []
+    groups = [finished(1, [version(0)])]
+    assert gate.select(groups, final=True).take == []
     gate.arrived(0)
-    finished.append(Finished(0, frozenset({version(0)})))
-    assert gate.select(finished).take == []
-    assert gate.select(finished, final=True).take == [0, 1]
+    groups.append(finished(0, [version(0)]))
+    assert gate.select(groups).take == []
+    assert gate.select(groups, final=True).take == [0, 1]
 
 
 def test_raising_max_lag_or_trading_slots_for_window_drops_nothing() -> None:

@@ -167,7 +167,7 @@ class Simulation:
             self.tickets["dropped"] += 1
         else:
             self.finished[ticket_id] = Finished(
-                ticket_id, frozenset(PolicyVersion(0, step) for step in steps)
+                ticket_id, {0: frozenset(PolicyVersion(0, step) for step in steps)}
             )
         self.start(generator)
 
@@ -266,7 +266,7 @@ def test_no_token_above_max_lag_in_1000_random_schedules(chunk: int) -> None:
 def test_steady_progress_for_every_number_of_replicas(num_generators: int, groups: int, max_lag: int) -> None:
     for num_members in (1, 2, 4):
         policy = WindowPolicy(max_lag, groups)
-        assert policy.budget(0, 0, 0, 0) >= groups  # never a capacity of 0 with nothing in flight
+        assert policy.budget(0, 0, 0, 0, {}) >= groups  # never a capacity of 0 with nothing in flight
         simulation = Simulation(
             World(policy, num_members, num_generators, num_steps=50), seed=num_members
         ).run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from headway.errors import ConfigError
@@ -78,57 +80,57 @@ def test_the_nearest_valid_values_are_valid_and_the_next_ones_are_not() -> None:
 
 def test_a_slot_returns_only_to_a_generator_that_acked_the_step() -> None:
     policy = WindowPolicy(1, 4)  # 8 slots
-    assert policy.budget(step=0, acked_step=0, in_flight=0, buffered=0) == 8
-    assert policy.budget(step=0, acked_step=0, in_flight=5, buffered=3) == 0
-    assert policy.budget(step=1, acked_step=0, in_flight=4, buffered=0) == 0  # trained, not yet acked
-    assert policy.budget(step=1, acked_step=1, in_flight=4, buffered=0) == 4
-    assert policy.budget(step=3, acked_step=0, in_flight=0, buffered=0) == 0
-    assert policy.budget(step=1, acked_step=1, in_flight=3, buffered=0) == 5  # a dropped one returns at once
+    assert policy.budget(step=0, acked_step=0, in_flight=0, buffered=0, admitted={}) == 8
+    assert policy.budget(step=0, acked_step=0, in_flight=5, buffered=3, admitted={}) == 0
+    assert policy.budget(step=1, acked_step=0, in_flight=4, buffered=0, admitted={}) == 0  # trained, not yet acked
+    assert policy.budget(step=1, acked_step=1, in_flight=4, buffered=0, admitted={}) == 4
+    assert policy.budget(step=3, acked_step=0, in_flight=0, buffered=0, admitted={}) == 0
+    assert policy.budget(step=1, acked_step=1, in_flight=3, buffered=0, admitted={}) == 5  # a dropped one returns at once
 
 
 def test_fewer_slots_bound_the_outstanding_tickets() -> None:
     policy = WindowPolicy(4, 4, window=1, slots=6)
-    assert policy.budget(0, 0, 0, 0) == 6
-    assert policy.budget(0, 0, 4, 2) == 0
-    assert policy.budget(1, 0, 2, 0) == 4
-    assert policy.budget(5, 0, 0, 0) == 0
+    assert policy.budget(0, 0, 0, 0, {}) == 6
+    assert policy.budget(0, 0, 4, 2, {}) == 0
+    assert policy.budget(1, 0, 2, 0, {}) == 4
+    assert policy.budget(5, 0, 0, 0, {}) == 0
 
 
 def test_max_lag_0_grants_in_whole_rounds() -> None:
     policy = WindowPolicy(0, 4)
-    assert policy.budget(0, 0, 0, 0) == 4
-    assert policy.budget(0, 0, 1, 2) == 0  # one ended as zero variance, one still runs: no replacement yet
-    assert policy.budget(0, 0, 0, 3) == 1
-    assert policy.budget(1, 0, 0, 0) == 0  # the new weights are not acked
-    assert policy.budget(1, 1, 0, 0) == 4
+    assert policy.budget(0, 0, 0, 0, {}) == 4
+    assert policy.budget(0, 0, 1, 2, {}) == 0  # one ended as zero variance, one still runs: no replacement yet
+    assert policy.budget(0, 0, 0, 3, {}) == 1
+    assert policy.budget(1, 0, 0, 0, {}) == 0  # the new weights are not acked
+    assert policy.budget(1, 1, 0, 0, {}) == 4
 
 
 def test_resume_does_not_open_the_gate_wide() -> None:
     """At step 100 with nothing outstanding: (max_lag + 1) * P at most, not 101 * P."""
     for max_lag in (0, 1, 4):
         policy = WindowPolicy(max_lag, 8)
-        assert 8 <= policy.budget(100, 100, 0, 0) <= (max_lag + 1) * 8
+        assert 8 <= policy.budget(100, 100, 0, 0, {}) <= (max_lag + 1) * 8
 
 
 def test_selection_is_oldest_first_inside_the_window() -> None:
     policy = WindowPolicy(4, 2, window=4)
-    assert policy.select([7, 3, 5], [3, 4, 5, 6, 7]) == [3, 5]
-    assert policy.select([5, 6, 7], [3, 4, 5, 6, 7]) == [5, 6]  # 3 runs: up to index 6
-    assert policy.select([6, 7], [3, 4, 5, 6, 7]) == [6]  # 7 must wait for 3
-    assert policy.select([6, 7], [4, 5, 6, 7]) == [6, 7]  # 3 ended: the foot moved
-    assert policy.select([], [3]) == []
-    assert policy.select([], []) == []
+    assert policy.select(0, [7, 3, 5], held([3, 4, 5, 6, 7])) == [3, 5]
+    assert policy.select(0, [5, 6, 7], held([3, 4, 5, 6, 7])) == [5, 6]  # 3 runs: up to index 6
+    assert policy.select(0, [6, 7], held([3, 4, 5, 6, 7])) == [6]  # 7 must wait for 3
+    assert policy.select(0, [6, 7], held([4, 5, 6, 7])) == [6, 7]  # 3 ended: the foot moved
+    assert policy.select(0, [], held([3])) == []
+    assert policy.select(0, [], held([])) == []
 
 
 def test_the_foot_moves_within_a_batch() -> None:
-    assert WindowPolicy(2, 3, window=1).select([0, 1, 2, 3], [0, 1, 2, 3]) == [0, 1, 2]
-    assert WindowPolicy(2, 3, window=1).select([0, 2, 3], [0, 1, 2, 3]) == [0]
+    assert WindowPolicy(2, 3, window=1).select(0, [0, 1, 2, 3], held([0, 1, 2, 3])) == [0, 1, 2]
+    assert WindowPolicy(2, 3, window=1).select(0, [0, 2, 3], held([0, 1, 2, 3])) == [0]
 
 
 def test_a_narrower_window_can_be_imposed_and_a_wider_one_cannot() -> None:
     policy = WindowPolicy(4, 2, window=4)
-    assert policy.select([6], [3, 6], window=3) == []
-    assert policy.select([7], [3, 7], window=9) == []
+    assert policy.select(0, [6], held([3, 6]), width=3) == []
+    assert policy.select(0, [7], held([3, 7]), width=9) == []
 
 
 def test_change_keeps_defaults_following_max_lag_and_refuses_the_impossible() -> None:
@@ -141,6 +143,11 @@ def test_change_keeps_defaults_following_max_lag_and_refuses_the_impossible() ->
     assert repr(policy.changed(push_interval=2)).endswith("push_interval=2, slots=8)")
 
 
+def held(ticket_ids: Iterable[int]) -> dict[int, int]:
+    """Outstanding tickets; the step that they were admitted for is of no account to a window."""
+    return dict.fromkeys(ticket_ids, 0)
+
+
 def adversary_lag(policy: WindowPolicy, stall: int) -> int:
     """The lag of ticket `stall` when it finishes as late as it can, everything else at once, acks at once.
 
@@ -148,13 +155,13 @@ def adversary_lag(policy: WindowPolicy, stall: int) -> int:
     """
     step, admitted, unended, admitted_at = 0, 0, [], {}
     while step < stall // policy.groups_per_step + policy.max_lag + 3:
-        for _ in range(policy.budget(step, step, len(unended), 0)):
+        for _ in range(policy.budget(step, step, len(unended), 0, {})):
             unended.append(admitted)
             admitted_at[admitted] = step
             admitted += 1
-        batch = policy.select([index for index in unended if index != stall], unended)
+        batch = policy.select(step, [index for index in unended if index != stall], held(unended))
         if len(batch) < policy.groups_per_step:  # nothing goes on without it: it finishes
-            batch = policy.select(unended, unended)
+            batch = policy.select(step, unended, held(unended))
             assert len(batch) == policy.groups_per_step
         if stall in batch:
             return step - admitted_at[stall]

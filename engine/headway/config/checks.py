@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from headway.config import derived, paths
+from headway.config.rule import Rule
 from headway.config.schema import AlgoConfig, RunConfig
+from headway.config.staleness_checks import STALENESS_RULES
 
 CLIPPED = ("grpo", "dapo", "dr_grpo", "rloo", "gspo")
 IMPORTANCE_RATIO = ("cispo", "gspo")  # their ratio is pi/mu already: a correction would count it twice
@@ -22,16 +24,6 @@ FIXED: dict[str, dict[str, str]] = {
     "rloo": {"advantage": "loo"},
     "gspo": {"denominator": "sequences"},
 }
-
-
-class Rule(NamedTuple):
-    """One rule.
-
-    The keys it reads, the first of which the fault is reported at, and what it says when broken.
-    """
-
-    keys: tuple[str, ...]
-    broken: Callable[[RunConfig], str]
 
 
 def faults(config: RunConfig, skip: Collection[str] = ()) -> list[tuple[str, str]]:
@@ -63,58 +55,6 @@ def value_of(config: RunConfig, path: str) -> Any:
     for name in path.split("."):
         value = getattr(value, name)
     return value
-
-
-def _window_fits(config: RunConfig) -> str:
-    limit, window, prompts = config.staleness.max_lag, derived.window(config), config.batch.prompts
-    if limit == 0 and window > 1:
-        return (
-            f"{window} contradicts max_lag = 0, which trains groups strictly in order; nearest: window "
-            "= 1, or 0"
-        )
-    if derived.admission_lag(config) >= 0:
-        return ""
-    most = limit * prompts + 1
-    return (
-        f"{window} alone lets a group wait for {derived.window_lag(config)} optimizer steps, but max_lag "
-        f"= {limit}; "
-        f"nearest: window = {most} (1 + P * max_lag), or max_lag = {derived.window_lag(config)}"
-    )
-
-
-def _slots_fill_a_batch(config: RunConfig) -> str:
-    prompts = config.batch.prompts
-    if 0 < config.staleness.slots < prompts:
-        return (
-            f"{config.staleness.slots} tickets never fill one update of batch.prompts = {prompts}; "
-            f"nearest: slots = {prompts}, or 0 for all that max_lag allows"
-        )
-    return ""
-
-
-def _slots_keep_the_bound(config: RunConfig) -> str:
-    most = derived.most_slots(config)
-    if derived.admission_lag(config) < 0 or config.staleness.slots <= most:
-        return ""
-    return (
-        f"{config.staleness.slots} tickets outstanding break max_lag = {config.staleness.max_lag} with "
-        "window = "
-        f"{derived.window(config)}; nearest: slots = {most}, or 0 for all that max_lag allows"
-    )
-
-
-def _push_in_time(config: RunConfig) -> str:
-    ahead = derived.admission_lag(config)
-    if ahead < 0 or config.push.interval <= ahead + 1:
-        return ""
-    needed = config.push.interval - 1 + derived.window_lag(config)
-    return (
-        f"{config.push.interval} steps per push starve the generators: with max_lag = "
-        f"{config.staleness.max_lag} and "
-        f"window = {derived.window(config)} admission may run {ahead} steps ahead; nearest: interval = "
-        f"{ahead + 1}"
-        f", or max_lag = {needed} with the same window"
-    )
 
 
 def _temperature_trains(config: RunConfig) -> str:
@@ -259,11 +199,6 @@ def _cache_holds_a_sequence(config: RunConfig) -> str:
     )
 
 
-def _window_keys(key: str) -> tuple[str, ...]:
-    others = ("staleness.window", "staleness.max_lag", "batch.prompts")
-    return (key, *(other for other in others if other != key))
-
-
 RULES: tuple[Rule, ...] = (
     Rule(("model.reference", "algo.kl"), _reference_is_used),
     Rule(("batch.samples",), _group_has_a_baseline),
@@ -283,9 +218,6 @@ RULES: tuple[Rule, ...] = (
     Rule(("algo.cap", "algo.objective", "algo.kl"), _cap_is_read),
     Rule(("algo.correction_cap", "algo.correction"), _correction_cap_is_read),
     Rule(("algo.kl_coef", "algo.kl"), _kl_has_both),
-    Rule(_window_keys("staleness.window"), _window_fits),
-    Rule(("staleness.slots", "batch.prompts"), _slots_fill_a_batch),
-    Rule(("staleness.slots", *_window_keys("staleness.window")), _slots_keep_the_bound),
-    Rule(("push.interval", *_window_keys("staleness.window")), _push_in_time),
     Rule(("generator.kv_tokens", "sampling.max_new_tokens"), _cache_holds_a_sequence),
+    *STALENESS_RULES,
 )

@@ -10,8 +10,13 @@ import os
 from headway.config.schema import RunConfig
 
 
+def has_window(config: RunConfig) -> bool:
+    """Whether the staleness policy takes groups from a window; the others take any finished group."""
+    return config.staleness.policy == "window"
+
+
 def window(config: RunConfig) -> int:
-    """W.
+    """W of policy `window`.
 
     How many admission indices past the oldest untrained group may be taken. Default 1 + P * floor(L / 2).
     """
@@ -20,7 +25,9 @@ def window(config: RunConfig) -> int:
 
 
 def window_lag(config: RunConfig) -> int:
-    """ceil((W - 1) / P): the part of max_lag that the window uses up."""
+    """ceil((W - 1) / P): the part of max_lag that the window uses up; 0 without one."""
+    if not has_window(config):
+        return 0
     return -(-(window(config) - 1) // config.batch.prompts)
 
 
@@ -33,7 +40,7 @@ def admission_lag(config: RunConfig) -> int:
 
 
 def most_slots(config: RunConfig) -> int:
-    """(s + 1) * P: tickets that may be outstanding without breaking the bound."""
+    """(s + 1) * P: tickets that may be outstanding without making any group too old by itself."""
     return (admission_lag(config) + 1) * config.batch.prompts
 
 
@@ -44,6 +51,9 @@ def slots(config: RunConfig) -> int:
 
 def reachable_lag(config: RunConfig) -> int:
     """The largest lag that the slots and the number of steps leave possible; at most max_lag."""
+    if not has_window(config):  # any number of groups may overtake a straggler
+        free = slots(config) > config.batch.prompts
+        return max(0, min(config.staleness.max_lag if free else 0, config.steps - 1))
     overtaken = window(config) - 1 if slots(config) > config.batch.prompts else 0
     by_slots = (slots(config) - 1 + overtaken) // config.batch.prompts
     return max(0, min(config.staleness.max_lag, by_slots, config.steps - 1))

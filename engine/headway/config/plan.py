@@ -18,8 +18,8 @@ def describe(config: RunConfig, cores: int | None = None) -> list[str]:
         f"{config.seed}",
         *_processes(config, cores),
         update_line(config),
-        f"staleness: policy {config.staleness.policy}, window W = {derived.window(config)}, admission s = "
-        f"{derived.admission_lag(config)} steps ahead, {derived.slots(config)} slots; "
+        f"staleness: policy {config.staleness.policy}{_window(config)}, {derived.slots(config)} slots, too old "
+        f"by {config.staleness.unit}{_target(config)}; "
         f"a push every {_count(config.push.interval, 'step')} ({config.push.dtype}, over "
         f"{config.push.channel})",
         *warnings(config),
@@ -74,6 +74,18 @@ def _processes(config: RunConfig, cores: int) -> list[str]:
     if learner + replicas * generator > cores:
         lines.append(f"  {learner + replicas * generator} torch threads share {_count(cores, 'core')}")
     return lines
+
+
+def _window(config: RunConfig) -> str:
+    if not derived.has_window(config):
+        return ""
+    ahead = derived.admission_lag(config)
+    return f", window W = {derived.window(config)}, admission s = {ahead} steps ahead"
+
+
+def _target(config: RunConfig) -> str:
+    target = config.staleness.target_ess
+    return f", ess kept at {target:g}" if target else ""
 
 
 def _count(number: int, noun: str) -> str:

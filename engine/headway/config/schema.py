@@ -134,12 +134,25 @@ class LearnerConfig(Section):
 class StalenessConfig(Section):
     """How far generators may run ahead."""
 
-    policy: Literal["window"] = Field(default="window", description="see docs/staleness.md")
+    policy: Literal["window", "capacity", "drop", "wait"] = Field(
+        default="window", description="what is admitted, taken and dropped; see docs/staleness.md"
+    )
     max_lag: int = Field(
         default=2, ge=0, description="bound on every trained token's lag, in optimizer steps; 0: synchronous"
     )
-    window: int = Field(default=0, ge=0, description="W: 0 takes 1 + P * floor(max_lag / 2)")
+    window: int = Field(
+        default=0, ge=0, description="W: 0 takes 1 + P * floor(max_lag / 2); of policy `window` only"
+    )
     slots: int = Field(default=0, ge=0, description="most tickets outstanding; 0 takes what max_lag allows")
+    unit: Literal["trajectory", "token"] = Field(
+        default="trajectory", description="what is too old: a trajectory by its oldest token, or each token"
+    )
+    target_ess: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="effective sample size that slots, push interval and clip bound are moved to keep; 0: off",
+    )
 
 
 class PushConfig(Section):

@@ -12,7 +12,7 @@ from headway.envs import EnvSpec, load_environment
 from headway.learner.prompts import PromptSource
 from headway.learner.tickets import TicketMaker
 from headway.model import Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
-from headway.staleness import Gate, WindowPolicy
+from headway.staleness import Gate, StalenessPolicy, StalenessUnit, make_policy
 from headway.trainer import Trainer
 
 
@@ -58,7 +58,7 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
         trainer=Trainer(policy, config, recipe, reference),
         prompts=PromptSource(environment, tokenizer, config.env, config.seed),
         tickets=TicketMaker(config, tokenizer.eos_ids),
-        gate=Gate(window_policy(config)),
+        gate=make_gate(config),
     )
 
 
@@ -80,13 +80,19 @@ def recipe_of(algo: AlgoConfig) -> Recipe:
     )
 
 
-def window_policy(config: RunConfig) -> WindowPolicy:
+def staleness_policy(config: RunConfig) -> StalenessPolicy:
     """The staleness policy that a recipe names."""
     staleness = config.staleness
-    return WindowPolicy(
+    return make_policy(
+        staleness.policy,
         staleness.max_lag,
         config.batch.prompts,
         window=staleness.window or None,
         push_interval=config.push.interval,
         slots=staleness.slots or None,
     )
+
+
+def make_gate(config: RunConfig) -> Gate:
+    """The gate of a new run."""
+    return Gate(staleness_policy(config), unit=StalenessUnit(config.staleness.unit))

@@ -4,31 +4,20 @@ counts.
 The learner's intake asks `budget`, tells `issued`, and lets the buffer report arrivals to the ledger; its
 main loop asks `select` and tells `trained`. Pure state: no clock, no I/O, one owner thread.
 
-lag of a group = step of the weights that will compute its gradient - the oldest step among its tokens'
-versions. `select` checks it at consumption, queue time included, though admission already bounds it by
-s + ceil((W - 1) / P) <= max_lag (docs/staleness.md): a proof does not protect against a generator that lies.
+lag of a token = step of the weights that will compute its gradient - step of the weights that sampled it.
+`select` checks it at consumption, queue time included, whatever the policy. Where the policy bounds it already
+(docs/staleness.md) the check finds nothing: a proof does not protect against a generator that lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.staleness.ledger import Ledger, LedgerCounts
-from headway.staleness.window import WindowPolicy
+from headway.staleness.policy import StalenessPolicy
+from headway.staleness.unit import Cut, Finished, StalenessUnit, judge
 from headway.types import DropReason, PolicyVersion, Ticket
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A finished group as the gate sees it: its ticket, and every version that sampled one of its tokens."""
-
-    ticket_id: int
-    versions: frozenset[PolicyVersion]
-
-    def lag(self, step: int) -> int:
-        """Of the oldest token, when weights of `step` compute its gradient."""
-        return step - min(version.step for version in self.versions)
 
 
 @dataclass(frozen=True)
@@ -38,38 +27,43 @@ class Selection:
     Attributes:
         take: the batch, oldest first: P ids (or the last few of a run), or none while it is not complete.
         drop: ids that ended as dropped, with the reason; the ledger has them, the buffer must let go of them.
+        cuts: what the groups of `take` leave out; groups that are trained whole are not in it.
     """
 
     take: list[int]
     drop: list[tuple[int, DropReason]]
+    cuts: Mapping[int, Cut] = field(default_factory=dict[int, Cut])
 
 
 class Gate:
     """Admission, selection and the check at consumption, for one run.
 
     Attributes:
-        policy: in force; replaced by `change`.
+        policy, unit: in force; replaced by `change`.
         ledger: the counts.
         version: of the learner's weights.
     """
 
     def __init__(
         self,
-        policy: WindowPolicy,
+        policy: StalenessPolicy,
         ledger: Ledger | None = None,
         version: PolicyVersion | None = None,
         lineage: Sequence[PolicyVersion] = (),
+        unit: StalenessUnit = StalenessUnit.TRAJECTORY,
     ) -> None:
         """Start, or resume.
 
         Args:
             policy: the choice of max_lag, window and slots.
+            unit: what is judged when a batch is consumed.
             ledger: of the checkpoint; None: a new run.
             version: that the learner starts from; None: (0, 0).
             lineage: one version per earlier epoch that the weights descend from: the step where it was left.
                 Samples of other epochs, or of later steps of these, are abandoned.
         """
         self.policy = policy
+        self.unit = unit
         self.ledger = Ledger() if ledger is None else ledger
         self.version = PolicyVersion(0, 0) if version is None else version
         self._last_step = {left.epoch: left.step for left in lineage}
@@ -90,11 +84,12 @@ class Gate:
         """
         if acked.epoch != self.version.epoch:
             return 0
-        return self.policy.budget(self.step, acked.step, self.ledger.in_flight, self.ledger.buffered)
+        ledger = self.ledger
+        return self.policy.budget(self.step, acked.step, ledger.in_flight, ledger.buffered, ledger.admitted)
 
     def issued(self, ticket: Ticket, generator: str) -> None:
         """A ticket within the budget went out to this generator (its incarnation)."""
-        self.ledger.issue(ticket.ticket_id, generator)
+        self.ledger.issue(ticket.ticket_id, generator, ticket.admitted.step)
 
     def arrived(self, ticket_id: int) -> None:
         """The ticket's group is finished: every member has arrived or failed."""
@@ -106,26 +101,27 @@ class Gate:
         Args:
             finished: the groups in the buffer, any order; each has `arrived`.
             final: no ticket will be issued any more. Then, once nothing is in flight, a last batch may be
-            shorter
-                than P (only the last: a short batch in mid-run would let later groups wait for more steps
-                than the bound counts).
+                shorter than P (only the last: a short batch in mid-run would let later groups wait for more
+                steps than the bound counts).
 
         Returns:
-            The batch to train with weights of `step`, and the drops, which are in the ledger already.
+            The batch to train with weights of `step`, what its groups leave out, and the drops, which are in
+            the ledger already.
         """
         drop: list[tuple[int, DropReason]] = []
-        keep: list[int] = []
+        cuts: dict[int, Cut] = {}
         for group in finished:
-            reason = self._refusal(group)
-            if reason is None:
-                keep.append(group.ticket_id)
+            cut = judge(group, self.step, self.policy.max_lag, self.unit, self._abandoned)
+            if cut.dropped is None:
+                cuts[group.ticket_id] = cut
             else:
-                drop.append((group.ticket_id, reason))
-                self.ledger.drop(group.ticket_id, reason)
-        chosen = self.policy.select(keep, self.ledger.unended, self._window())
+                drop.append((group.ticket_id, cut.dropped))
+                self.ledger.drop(group.ticket_id, cut.dropped)
+        chosen = self.policy.select(self.step, cuts.keys(), self.ledger.admitted, self._window())
         last = final and self.ledger.in_flight == 0
-        complete = len(chosen) == self.policy.groups_per_step or last
-        return Selection(chosen if complete else [], drop)
+        if len(chosen) < self.policy.groups_per_step and not last:
+            chosen = []
+        return Selection(chosen, drop, {index: cuts[index] for index in chosen if cuts[index]})
 
     def trained(
         self,
@@ -173,8 +169,9 @@ class Gate:
         window: int | None = None,
         slots: int | None = None,
         push_interval: int | None = None,
+        unit: StalenessUnit | None = None,
     ) -> None:
-        """Change the policy while tickets are out.
+        """Change the policy while tickets are out; `window` and `slots` of 0 go back to their defaults.
 
         New tickets are admitted by the new policy at once, and the check at consumption uses the new max_lag
         at once, so lowering it may drop groups that are already out. The window does not get wider than the
@@ -190,6 +187,7 @@ class Gate:
         self._narrow_window = min(self._window(), changed.window)
         self._narrow_below = self.ledger.next_ticket_id
         self.policy = changed
+        self.unit = self.unit if unit is None else unit
 
     def counts(self) -> LedgerCounts:
         """The ledger's counts, for a StepRecord; checks the balance first."""
@@ -200,11 +198,6 @@ class Gate:
         if self.ledger.frontier < self._narrow_below:
             return min(self.policy.window, self._narrow_window)
         return self.policy.window
-
-    def _refusal(self, group: Finished) -> DropReason | None:
-        if any(self._abandoned(version) for version in group.versions):
-            return DropReason.ABANDONED_VERSION
-        return DropReason.STALE if group.lag(self.step) > self.policy.max_lag else None
 
     def _abandoned(self, version: PolicyVersion) -> bool:
         if version.epoch == self.version.epoch:

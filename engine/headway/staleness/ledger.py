@@ -16,7 +16,7 @@ are dropped by their sequence number before they come here. One owner thread; no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -27,9 +27,14 @@ MASKED = "masked"
 
 
 class OpenTicket(msgspec.Struct):
-    """An outstanding ticket and what was received for it so far."""
+    """An outstanding ticket and what was received for it so far.
+
+    Attributes:
+        generator: incarnation that holds it; admitted: step of the weights that it had acked then.
+    """
 
     generator: str
+    admitted: int = 0
     buffered: bool = False
     trajectories: int = 0
     tokens: int = 0
@@ -109,6 +114,7 @@ class Ledger:
         self._open = source.open_tickets if source else {}
         self._generators = source.generators if source else {}
         self._failed = source.failed if source else 0
+        self._admitted = {ticket_id: ticket.admitted for ticket_id, ticket in self._open.items()}
         self._buffered = {ticket_id for ticket_id, ticket in self._open.items() if ticket.buffered}
 
     def state(self) -> LedgerState:
@@ -127,6 +133,11 @@ class Ledger:
     def unended(self) -> Collection[int]:
         """Ids of the outstanding tickets, in flight or buffered. A live view."""
         return self._open.keys()
+
+    @property
+    def admitted(self) -> Mapping[int, int]:
+        """Per outstanding ticket, the step of the weights that its generator had acked. A live view."""
+        return self._admitted
 
     @property
     def in_flight(self) -> int:
@@ -154,14 +165,15 @@ class Ledger:
             i for i, ticket in open_tickets if ticket.generator == generator and not ticket.buffered
         )
 
-    def issue(self, ticket_id: int, generator: str) -> None:
-        """Open a ticket that goes out to this generator (its incarnation)."""
+    def issue(self, ticket_id: int, generator: str, admitted: int = 0) -> None:
+        """Open a ticket that goes out to this generator (its incarnation), whose weights are of step `admitted`."""
         if ticket_id != self.next_ticket_id:
             raise AssertionError(
                 f"ticket {ticket_id} issued, the next admission index is {self.next_ticket_id}"
             )
         self._tickets.opened += 1
-        self._open[ticket_id] = OpenTicket(generator)
+        self._open[ticket_id] = OpenTicket(generator, admitted)
+        self._admitted[ticket_id] = admitted
         self._generators.setdefault(generator, GeneratorTokens())
 
     def refusal(self, ticket_id: int, generator: str) -> DropReason | None:
@@ -292,7 +304,7 @@ class Ledger:
 
     def _end(self, ticket_id: int, outcome: str) -> OpenTicket:
         ticket = self._ticket(ticket_id)
-        del self._open[ticket_id]
+        del self._open[ticket_id], self._admitted[ticket_id]
         self._buffered.discard(ticket_id)
         self._tickets.end(outcome, 1)
         return ticket

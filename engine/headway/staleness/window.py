@@ -14,10 +14,11 @@ where it was: nothing is counted from zero.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from headway.errors import ConfigError
+from headway.staleness.policy import range_faults, replaced, too_few_slots
 
 
 class WindowPolicy:
@@ -31,6 +32,9 @@ class WindowPolicy:
         slack: s.
         slots: most tickets outstanding, resolved; at most (s + 1) * P.
     """
+
+    name: Final = "window"
+    bounded: Final = True
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class WindowPolicy:
         self.window: Final = (
             1 + max(groups_per_step, 0) * (max(max_lag, 0) // 2) if window is None else window
         )
-        faults = _range_faults(max_lag, groups_per_step, self.window, push_interval)
+        faults = range_faults(max_lag, groups_per_step, self.window, push_interval)
         if faults:
             raise ConfigError(faults)
         self.slack: Final = max_lag - _ceil_div(self.window - 1, groups_per_step)
@@ -76,7 +80,9 @@ class WindowPolicy:
             f"window={self.window}, push_interval={self.push_interval}, slots={self.slots})"
         )
 
-    def budget(self, step: int, acked_step: int, in_flight: int, buffered: int) -> int:
+    def budget(
+        self, step: int, acked_step: int, in_flight: int, buffered: int, admitted: Mapping[int, int]
+    ) -> int:
         """How many tickets a generator may be given now.
 
         For max_lag = 0 tickets go out in whole rounds: none while any is in flight, so what a step trains
@@ -87,7 +93,9 @@ class WindowPolicy:
             step: of the learner's weights.
             acked_step: of the weights that this generator has in force.
             in_flight, buffered: outstanding tickets, unfinished and finished.
+            admitted: of no account here.
         """
+        del admitted
         if self.max_lag == 0 and in_flight > 0:
             return 0
         outstanding = in_flight + buffered
@@ -96,7 +104,7 @@ class WindowPolicy:
         return max(0, min(free, self.slots - outstanding))
 
     def select(
-        self, finished: Collection[int], unended: Collection[int], window: int | None = None
+        self, step: int, finished: Collection[int], admitted: Mapping[int, int], width: int | None = None
     ) -> list[int]:
         """The groups of the next batch: finished ones inside the window, oldest first, at most P.
 
@@ -104,12 +112,14 @@ class WindowPolicy:
         the answer mean that the batch is not complete yet.
 
         Args:
-            finished: admission indices of the finished groups, each also in `unended`.
-            unended: admission indices of every outstanding ticket.
-            window: a narrower W while older tickets need it (headway.staleness.gate).
+            step: of no account here.
+            finished: admission indices of the finished groups, each also in `admitted`.
+            admitted: its keys are the admission indices of every outstanding ticket.
+            width: a narrower W while older tickets need it (headway.staleness.gate).
         """
-        width = self.window if window is None else min(window, self.window)
-        open_indices = sorted(unended)
+        del step
+        width = self.window if width is None else min(width, self.window)
+        open_indices = sorted(admitted)
         chosen: list[int] = []
         foot = 0
         for index in sorted(finished):
@@ -128,7 +138,8 @@ class WindowPolicy:
         slots: int | None = None,
         push_interval: int | None = None,
     ) -> WindowPolicy:
-        """This policy with some values replaced; a window or slots left to their default follow max_lag.
+        """This policy with some values replaced; a window or slots left to their default (0: go back to it)
+        follow max_lag.
 
         Raises:
             ConfigError: the combination is impossible; this policy stays as it is.
@@ -136,9 +147,9 @@ class WindowPolicy:
         return WindowPolicy(
             self.max_lag if max_lag is None else max_lag,
             self.groups_per_step,
-            self.asked_window if window is None else window,
+            replaced(self.asked_window, window),
             self.push_interval if push_interval is None else push_interval,
-            self.asked_slots if slots is None else slots,
+            replaced(self.asked_slots, slots),
         )
 
     def reachable_lag(self, concurrent_groups: int | None = None) -> int:
@@ -194,30 +205,7 @@ class WindowPolicy:
                     f"{self.push_interval - 1 + overtaken} with this window",
                 )
             )
-        if self.asked_slots is not None and self.asked_slots < groups:
-            faults.append(
-                (
-                    "staleness.slots",
-                    f"{self.asked_slots} slots cannot fill a step of {groups} groups; use >= {groups}",
-                )
-            )
-        return faults
-
-
-def _range_faults(
-    max_lag: int, groups_per_step: int, window: int, push_interval: int
-) -> list[tuple[str, str]]:
-    checks = [
-        ("staleness.max_lag", max_lag, 0),
-        ("groups_per_step", groups_per_step, 1),
-        ("staleness.window", window, 1),
-        ("push.interval", push_interval, 1),
-    ]
-    return [
-        (path, f"{value} is out of range; use at least {least}")
-        for path, value, least in checks
-        if value < least
-    ]
+        return faults + too_few_slots(self.asked_slots, groups)
 
 
 def _ceil_div(numerator: int, denominator: int) -> int:
