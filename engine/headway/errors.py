@@ -1,11 +1,13 @@
 """The errors of headway: one tree, re-exporting its lower half from headway_kernels.errors.
 
     HeadwayError
-    ├── (headway_kernels.errors: UnsupportedOption, ShapeError, NumericsError, BackendUnavailable)
+    ├── (headway_kernels.errors: UnsupportedOption, ShapeError, NumericsError, MalformedDelta, BackendUnavailable)
     ├── ConfigError        (ValueError)       a recipe or an override is wrong; lists every fault with its path
     ├── WireError          (ValueError)       bytes from a peer that are not a valid message; carries a reason
     ├── StreamError        (ConnectionError)  a peer refused, vanished, or speaks another protocol or run
     ├── DeadlineExceeded   (TimeoutError)     a wait ended at its deadline; says what it waited for
+    ├── JournalError       (RuntimeError)     a journal that is damaged, incomplete, or cannot be written
+    │   └── JournalFull                       no space for it now; nothing is lost, and writing can be tried again
     ├── ModelError         (ValueError)       a model folder that cannot be loaded, or lacks what is needed
     ├── WeightError        (RuntimeError)     a push that is torn, of another manifest, or did not arrive
     ├── EnvironmentFailure (RuntimeError)     an environment or reward that cannot be used
@@ -21,6 +23,7 @@ from __future__ import annotations
 from headway_kernels.errors import (
     BackendUnavailable,
     HeadwayError,
+    MalformedDelta,
     NumericsError,
     ShapeError,
     UnsupportedOption,
@@ -32,6 +35,7 @@ __all__ = [
     "DeadlineExceeded",
     "EnvironmentFailure",
     "HeadwayError",
+    "MalformedDelta",
     "ModelError",
     "NumericsError",
     "OwnershipError",
@@ -82,6 +86,14 @@ class StreamError(HeadwayError, ConnectionError):
 
 class DeadlineExceeded(HeadwayError, TimeoutError):
     """A wait ended at its deadline; the message says what it waited for."""
+
+
+class JournalError(HeadwayError, RuntimeError):
+    """A journal that is damaged or incomplete, or a disk that cannot be written; names the file."""
+
+
+class JournalFull(JournalError):
+    """There is no space for the journal now; nothing is lost, and writing can be tried again."""
 
 
 class ModelError(HeadwayError, ValueError):
