@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headway.config import RunConfig, create_run, load_recipe
-from headway.config.loading import validate
+from headway.config.live_keys import changed
 from headway.errors import ConfigError, DeadlineExceeded, RunFailed
 from headway.launch import STOP_WITHIN_S, Supervisor
 from headway.launch.child import Echo
@@ -28,7 +28,6 @@ from headway.launch.program import HEADWAY
 from headway.telemetry import JsonlSink, MetricsSink
 from headway.types import LearnerStatus, StepRecord
 
-LIVE_KEYS = ("staleness.max_lag", "staleness.slots", "staleness.window", "learner.lr")
 Sinks = Callable[[Path], Sequence[MetricsSink]]
 COMMAND_DEADLINE_S = 60.0  # the learner answers between two steps
 
@@ -95,7 +94,7 @@ class Engine:
         """Changes a key while the run goes on; the change is in force when this returns.
 
         Args:
-            key: one of LIVE_KEYS.
+            key: one of headway.config.live_keys.LIVE_KEYS.
             value: as in a recipe.
             timeout_s: how long to wait for the learner, which answers between two steps.
 
@@ -103,11 +102,7 @@ class Engine:
             ConfigError: the key cannot be changed live, or the value contradicts the rest of the recipe.
             DeadlineExceeded: the learner did not answer in time.
         """
-        if key not in LIVE_KEYS:
-            raise ConfigError(
-                [(key, f"cannot be changed while a run goes on; these can: {', '.join(LIVE_KEYS)}")]
-            )
-        changed = load_changed(self.config, key, value)
+        config = changed(self.config, key, value)
         answered: Future[str] = Future()
         self._supervisor.command("set", key, str(value), answered.set_result)
         try:
@@ -116,7 +111,7 @@ class Engine:
             raise DeadlineExceeded(f"the learner did not answer `set {key}` within {timeout_s:g} s") from None
         if error:
             raise ConfigError([(key, error)])
-        self.config = changed
+        self.config = config
 
     def stop(self, cause: str = "stopped by the program", within_s: float | None = None) -> None:
         """Asks the run to end after the current step; iterate on to see its last records.
@@ -180,18 +175,6 @@ class _Inbox:
 
     def finish(self, status: LearnerStatus) -> None:
         self._inbox.put(status)
-
-
-def load_changed(config: RunConfig, key: str, value: Any) -> RunConfig:
-    """The config with one key changed.
-
-    Raises:
-        ConfigError: what any recipe would be refused for.
-    """
-    section, _, leaf = key.rpartition(".")
-    data = config.model_dump()
-    data[section] = {**data[section], leaf: value}
-    return validate(data)
 
 
 def _resolve(recipe: str | Path | RunConfig | None, sections: Mapping[str, Any]) -> RunConfig:

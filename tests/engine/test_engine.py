@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import headway
-from headway.engine import _resolve, load_changed
+from headway.config.live_keys import changed
+from headway.engine import _resolve
 from headway.errors import ConfigError
 
 FAKE = Path(__file__).parents[1] / "launch" / "fake_headway.py"
@@ -52,9 +53,9 @@ def test_sections_win_over_the_recipe(tmp_path: Path) -> None:
 
 def test_a_live_change_obeys_the_rules_of_a_recipe() -> None:
     config = _resolve(None, {"model": {"path": "m"}, "env": {"name": "sort"}, "push": {"interval": 2}})
-    assert load_changed(config, "staleness.max_lag", 4).staleness.max_lag == 4
+    assert changed(config, "staleness.max_lag", 4).staleness.max_lag == 4
     with pytest.raises(ConfigError, match=r"push\.interval"):
-        load_changed(config, "staleness.max_lag", 0)
+        changed(config, "staleness.max_lag", 0)
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from headway.learner.prompts import PromptSource
 from headway.learner.setup import make_gate
 from headway.learner.tickets import TicketMaker
 from headway.model import Tokenizer
-from headway.staleness import Gate
 from headway.types import (
     FinishReason,
     MemberFailure,

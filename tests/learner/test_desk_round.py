@@ -12,7 +12,6 @@ from headway.learner.desk import Desk
 from headway.learner.prompts import PromptSource, TokenisedPrompt
 from headway.learner.setup import make_gate
 from headway.learner.tickets import TicketMaker
-from headway.staleness import Gate
 from headway.types import PolicyVersion
 from headway.wire.messages import SCHEMA, Grant, Hello, WeightAck, Welcome
 

@@ -41,6 +41,7 @@ class Parts:
                 "Any", SimpleNamespace(publish=self.publish, due=lambda s, *, last: s % interval == 0 or last)
             ),
             cast("Any", SimpleNamespace(step=self.record)),
+            lambda record: None,
             SplitClock(),
             self.rows.append,
             lambda: None,

@@ -11,7 +11,7 @@ import torch
 
 from headway.config import LearnerConfig
 from headway.errors import WeightError
-from headway.learner.publisher import MAX_UNCHANGED, Publisher
+from headway.learner.publisher import MAX_UNCHANGED, Publisher, PushInterval
 from headway.model import Policy, load_policy
 from headway.trainer import FlatOptimizer
 from headway.types import PolicyVersion
@@ -25,7 +25,7 @@ class Channel:
         self.policy: Policy = load_policy(folder, published_dtype=dtype, with_grad=True)
         self.policy.round_to_published()
         self.shm = ShmPublisher(name, self.policy.manifest)
-        self.publisher = Publisher(self.shm, self.policy, interval)
+        self.publisher = Publisher(self.shm, self.policy, PushInterval(interval))
         self.step = 0
 
     def push(self, *, expect_change: bool = True) -> float:

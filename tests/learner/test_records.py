@@ -29,7 +29,9 @@ def stats_of(groups: list[Group], **changes: Any) -> StepStats:
 @pytest.fixture
 def place(office: MakeOffice) -> Any:
     made = office(batch={"prompts": 2, "samples": 2}, staleness={"max_lag": 4})
-    made.recorder = Recorder(made.desk, SplitClock(), now=lambda: made.now, unix=lambda: made.now + 50_000.0)
+    made.recorder = Recorder(
+        made.desk, list, SplitClock(), now=lambda: made.now, unix=lambda: made.now + 50_000.0
+    )
     return made
 
 

@@ -82,10 +82,12 @@ def test_a_slot_returns_only_to_a_generator_that_acked_the_step() -> None:
     policy = WindowPolicy(1, 4)  # 8 slots
     assert policy.budget(step=0, acked_step=0, in_flight=0, buffered=0, admitted={}) == 8
     assert policy.budget(step=0, acked_step=0, in_flight=5, buffered=3, admitted={}) == 0
-    assert policy.budget(step=1, acked_step=0, in_flight=4, buffered=0, admitted={}) == 0  # trained, not yet acked
+    assert (
+        policy.budget(step=1, acked_step=0, in_flight=4, buffered=0, admitted={}) == 0
+    )  # trained, not yet acked
     assert policy.budget(step=1, acked_step=1, in_flight=4, buffered=0, admitted={}) == 4
     assert policy.budget(step=3, acked_step=0, in_flight=0, buffered=0, admitted={}) == 0
-    assert policy.budget(step=1, acked_step=1, in_flight=3, buffered=0, admitted={}) == 5  # a dropped one returns at once
+    assert policy.budget(step=1, acked_step=1, in_flight=3, buffered=0, admitted={}) == 5  # dropped: back
 
 
 def test_fewer_slots_bound_the_outstanding_tickets() -> None:
@@ -99,7 +101,9 @@ def test_fewer_slots_bound_the_outstanding_tickets() -> None:
 def test_max_lag_0_grants_in_whole_rounds() -> None:
     policy = WindowPolicy(0, 4)
     assert policy.budget(0, 0, 0, 0, {}) == 4
-    assert policy.budget(0, 0, 1, 2, {}) == 0  # one ended as zero variance, one still runs: no replacement yet
+    assert (
+        policy.budget(0, 0, 1, 2, {}) == 0
+    )  # one ended as zero variance, one still runs: no replacement yet
     assert policy.budget(0, 0, 0, 3, {}) == 1
     assert policy.budget(1, 0, 0, 0, {}) == 0  # the new weights are not acked
     assert policy.budget(1, 1, 0, 0, {}) == 4

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
-from headway.config import derived, paths
+from headway.config import paths
 from headway.config.rule import Rule
 from headway.config.schema import AlgoConfig, RunConfig
 from headway.config.staleness_checks import STALENESS_RULES

@@ -45,8 +45,8 @@ def _slots_keep_the_bound(config: RunConfig) -> str:
     if derived.admission_lag(config) < 0 or config.staleness.slots <= most:
         return ""
     return (
-        f"{config.staleness.slots} tickets outstanding break max_lag = {config.staleness.max_lag}{_with_window(config)}; "
-        f"nearest: slots = {most}, or 0 for all that max_lag allows"
+        f"{config.staleness.slots} tickets outstanding break max_lag = {config.staleness.max_lag}"
+        f"{_with_window(config)}; nearest: slots = {most}, or 0 for all that max_lag allows"
     )
 
 

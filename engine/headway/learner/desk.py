@@ -325,11 +325,15 @@ class Desk:
     def take(self) -> Batch:
         """The next batch if it is complete; groups beyond max_lag are dropped here, at consumption."""
         self._drop_flat()
-        return self.buffer.take(final=self.finishing)
+        batch = self.buffer.take(final=self.finishing)
+        for group, _ in batch.dropped:  # generated in vain: the prompt has another chance
+            self._prompts.give_back(TokenisedPrompt(group.ticket.prompt_index, group.ticket.prompt_ids))
+        return batch
 
     def trained(self, groups: list[Group], version: PolicyVersion) -> None:
         """The groups ended in the optimizer step that made `version` (the old one if it was skipped)."""
-        self.gate.trained([group.ticket_id for group in groups], version)
+        masked = {group.ticket_id: (0, group.num_masked) for group in groups if group.num_masked}
+        self.gate.trained([group.ticket_id for group in groups], version, masked)
         self._judge.step_done()
 
     def published(self, version: PolicyVersion, digest: str) -> None:

@@ -1,39 +1,130 @@
-"""Settings that can be changed while a run goes on, and the commands that change them."""
+"""Settings that can be changed while a run goes on: by people, by programs, and by the loop of target_ess."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from headway.config import RunConfig
+from headway.config.live_keys import changed
+from headway.config.loading import parse_value
 from headway.errors import ConfigError, HeadwayError
 from headway.learner.desk import Desk
 from headway.learner.intake import Intake
+from headway.learner.publisher import PushInterval
+from headway.learner.setup import recipe_of
+from headway.staleness import EssController, StalenessUnit
+from headway.staleness.ess import EssLimits
 from headway.stream import LearnerControl
 from headway.trainer import Trainer
+from headway.types import SettingChange, StepRecord
 from headway.wire.messages import Command, Event
 
 _log = logging.getLogger(__name__)
-SETTABLE = ("learner.lr", "staleness.max_lag", "staleness.slots", "staleness.window")
+USER, TARGET_ESS = "user", "target_ess"
 
 
-def apply_setting(key: str, value: str, desk: Desk, trainer: Trainer) -> None:
-    """Change one key of a running learner; the caller holds the desk.
+class Settings:
+    """The config in force, and its changes since the last row.
 
-    Raises:
-        ConfigError: the key cannot be changed while a run goes on, or the value is impossible.
+    Args:
+        config: of the run. desk, trainer, interval: what the changes act on; the caller holds the desk.
+        note: told what people should know.
+        on_change: told each change as it takes effect, with the step whose weights are in force.
     """
-    if key not in SETTABLE:
-        raise ConfigError([(key, f"cannot be changed while a run goes on; these can: {', '.join(SETTABLE)}")])
-    try:
-        number = float(value) if key == "learner.lr" else int(value)
-    except ValueError:
-        raise ConfigError([(key, f"{value!r} is not a number")]) from None
-    if number < 0:
-        raise ConfigError([(key, f"{value} is negative")])
-    if key == "learner.lr":
-        trainer.lr = float(number)
-        return
-    desk.gate.change(**{key.removeprefix("staleness."): int(number)})
+
+    def __init__(
+        self,
+        config: RunConfig,
+        desk: Desk,
+        trainer: Trainer,
+        interval: PushInterval,
+        note: Callable[[str], None],
+        on_change: Callable[[int, SettingChange], None] = lambda step, change: None,
+    ) -> None:
+        self.config = config
+        self._desk = desk
+        self._trainer = trainer
+        self._interval = interval
+        self._note = note
+        self._on_change = on_change
+        self._recent: list[SettingChange] = []
+        self._said_exhausted = False
+        self._controller = self._make_controller()
+
+    def set(self, key: str, value: Any, source: str = USER) -> None:
+        """Change one key; it is in force when this returns.
+
+        Args:
+            key: one of config.live_keys.LIVE_KEYS. value: as in a recipe. source: who wants it.
+
+        Raises:
+            ConfigError: the key cannot be changed, or the value is impossible; nothing has changed.
+        """
+        config = changed(self.config, key, value)
+        section, _, leaf = key.partition(".")
+        if key == "staleness.unit":
+            self._desk.gate.change(unit=StalenessUnit(config.staleness.unit))
+        elif key in ("staleness.max_lag", "staleness.slots", "staleness.window"):
+            self._desk.gate.change(**{leaf: getattr(config.staleness, leaf)})
+        elif key == "push.interval":
+            self._desk.gate.change(push_interval=config.push.interval)
+            self._interval.steps = config.push.interval
+        elif key == "learner.lr":
+            self._trainer.lr = config.learner.lr
+        elif section == "algo":
+            self._trainer.recipe = recipe_of(config.algo)
+        self.config = config
+        if source != TARGET_ESS:  # the loop's limits are what people ask for
+            self._controller = self._make_controller()
+        change = SettingChange(key, str(value), source)
+        self._recent.append(change)
+        self._on_change(self._desk.gate.step, change)
+        _log.info("set %s = %s (%s)", key, value, source)
+
+    def observe(self, record: StepRecord) -> None:
+        """One step's row: the loop of target_ess may move something."""
+        controller = self._controller
+        if controller is None or record.skipped:
+            return
+        for key, value in controller.observe(record.ess).items():
+            self.set(key, value, TARGET_ESS)
+        if controller.exhausted and not self._said_exhausted:
+            self._note(
+                f"staleness.target_ess = {controller.target:g} is out of reach: ess is {controller.measured:.2f} with "
+                "the fewest slots, a push every step and the tightest clip bound; lower learner.lr or the target"
+            )
+        self._said_exhausted = controller.exhausted
+
+    def take_changes(self) -> list[SettingChange]:
+        """What has changed since the last call."""
+        taken, self._recent = self._recent, []
+        return taken
+
+    def _make_controller(self) -> EssController | None:
+        target = self.config.staleness.target_ess
+        if not target:
+            return None
+        policy = self._desk.gate.policy
+        limits = EssLimits(
+            policy.groups_per_step, policy.slots, self.config.push.interval, _clip_bounds(self.config)
+        )
+        return EssController(target, limits)
+
+
+def _clip_bounds(config: RunConfig) -> dict[str, float]:
+    """The bounds that the objective reads, by key; a recipe is refused when it sets one of the others."""
+    objective = recipe_of(config.algo).objective
+    bounds: dict[str, float] = {}
+    for name in ("cap", "clip_low", "clip_high", "correction_cap"):
+        value: float = getattr(objective, name)
+        try:
+            changed(config, f"algo.{name}", 0.99 * value)
+        except ConfigError:
+            continue
+        bounds[f"algo.{name}"] = value
+    return bounds
 
 
 class LiveSettings:
@@ -44,11 +135,15 @@ class LiveSettings:
     """
 
     def __init__(
-        self, control: LearnerControl | None, intake: Intake, trainer: Trainer, on_stop: Callable[[str], None]
+        self,
+        control: LearnerControl | None,
+        intake: Intake,
+        settings: Settings,
+        on_stop: Callable[[str], None],
     ) -> None:
         self._control = control
         self._intake = intake
-        self._trainer = trainer
+        self._settings = settings
         self._on_stop = on_stop
 
     def serve(self) -> None:
@@ -67,8 +162,7 @@ class LiveSettings:
             return f"unknown action {command.action!r}; there are: set, stop"
         try:
             with self._intake.lock:
-                apply_setting(command.key, command.value, self._intake.desk, self._trainer)
+                self._settings.set(command.key, parse_value(command.key, command.value))
         except HeadwayError as error:
             return str(error)
-        _log.info("set %s = %s", command.key, command.value)
         return ""

@@ -32,7 +32,7 @@ class LearnerLoop:
 
     Args:
         config: the recipe; the other parts as their classes say.
-        emit: told every StepRecord.
+        observe: told every StepRecord while the desk is held; emit: told it afterwards.
         serve: called between steps and a few times a second while waiting.
         stopping: why to stop, "" to go on. note: told what people should know.
     """
@@ -44,6 +44,7 @@ class LearnerLoop:
         trainer: Trainer,
         publisher: Publisher,
         recorder: Recorder,
+        observe: Callable[[StepRecord], None],
         clock: SplitClock,
         emit: Callable[[StepRecord], None],
         serve: Callable[[], None],
@@ -56,6 +57,7 @@ class LearnerLoop:
         self._trainer = trainer
         self._publisher = publisher
         self._recorder = recorder
+        self._observe = observe
         self._clock = clock
         self._emit = emit
         self._serve = serve
@@ -92,6 +94,7 @@ class LearnerLoop:
             push = self._publish(expect_change=stats.lr > 0 and stats.grad_norm > 0)
         with self._intake.lock:
             record = self._recorder.step(groups, consumed, self.version, stats, push)
+            self._observe(record)
         self._emit(record)
         if consumed.step == 0:
             check_agreement(stats.policy, record.lag_max)

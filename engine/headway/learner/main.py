@@ -18,10 +18,10 @@ from headway.config import RunConfig, RunFolder, open_run, threads
 from headway.errors import HeadwayError
 from headway.learner.desk import Desk
 from headway.learner.intake import Intake
-from headway.learner.live import LiveSettings
+from headway.learner.live import LiveSettings, Settings
 from headway.learner.loop import LearnerLoop
 from headway.learner.peers import NO_TIME
-from headway.learner.publisher import Publisher
+from headway.learner.publisher import Publisher, PushInterval
 from headway.learner.records import Recorder
 from headway.learner.setup import LearnerParts, build_learner
 from headway.model import save_policy
@@ -64,16 +64,19 @@ class LearnerProcess:
         channel = ShmPublisher(self._channel_name, parts.policy.manifest)
         stream = self._config.stream
         intake: Intake | None = None
-        recorder = Recorder(desk, clock)
+        interval = PushInterval(self._config.push.interval)
+        settings = Settings(self._config, desk, parts.trainer, interval, self._note)
+        recorder = Recorder(desk, settings.take_changes, clock)
         try:
             intake = Intake(desk, self._open_socket, stream.rollout_deadline_s + stream.startup_deadline_s)
-            live = LiveSettings(self._control, intake, parts.trainer, self.stop)
+            live = LiveSettings(self._control, intake, settings, self.stop)
             loop = LearnerLoop(
                 self._config,
                 intake,
                 parts.trainer,
-                Publisher(channel, parts.policy, self._config.push.interval),
+                Publisher(channel, parts.policy, interval),
                 recorder,
+                settings.observe,
                 clock,
                 lambda record: self._send(Event(record=record)),
                 lambda: self._serve(live),

@@ -27,15 +27,30 @@ class PushStats:
 NO_PUSH = PushStats(0.0, 0, 0.0)
 
 
+@dataclass
+class PushInterval:
+    """Optimizer steps per push, which may be changed while the run goes on.
+
+    Attributes:
+        steps: K.
+    """
+
+    steps: int
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether the weights after optimizer step `step` are pushed; the last ones always are."""
+        return step % self.steps == 0 or last
+
+
 class Publisher:
     """Publishes a policy's weights through a channel.
 
     Args:
         channel: the learner's end; policy: whose flat weights, as rounded, are published.
-        interval: optimizer steps per push.
+        interval: optimizer steps per push; its owner may change it.
     """
 
-    def __init__(self, channel: ShmPublisher, policy: Policy, interval: int) -> None:
+    def __init__(self, channel: ShmPublisher, policy: Policy, interval: PushInterval) -> None:
         self._channel = channel
         self._policy = policy
         self._interval = interval
@@ -43,7 +58,7 @@ class Publisher:
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether the weights after optimizer step `step` are pushed; the last ones always are."""
-        return step % self._interval == 0 or last
+        return self._interval.due(step, last=last)
 
     def publish(self, version: PolicyVersion, *, expect_change: bool) -> tuple[Published, PushStats]:
         """Push the weights as they are now.

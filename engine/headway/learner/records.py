@@ -13,25 +13,36 @@ from headway.learner.desk import Desk
 from headway.learner.publisher import PushStats
 from headway.telemetry import SplitClock
 from headway.trainer import StepStats
-from headway.types import FinishReason, LearnerStatus, PolicyVersion, StepRecord, TimeSplit, Trajectory
+from headway.types import (
+    FinishReason,
+    LearnerStatus,
+    PolicyVersion,
+    SettingChange,
+    StepRecord,
+    TimeSplit,
+    Trajectory,
+)
 
 
 class Recorder:
     """Turns what a step did into its row, and keeps what the last row sums up.
 
     Args:
-        desk: looked at under the caller's lock; clock: of the learner's time; now: monotonic seconds, the desk's.
+        desk: looked at under the caller's lock; take_changes: settings changed since the last call.
+        clock: of the learner's time; now: monotonic seconds, the desk's.
         unix: wall-clock seconds, the trajectories'.
     """
 
     def __init__(
         self,
         desk: Desk,
+        take_changes: Callable[[], list[SettingChange]],
         clock: SplitClock,
         now: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
     ) -> None:
         self._desk = desk
+        self._take_changes = take_changes
         self._clock = clock
         self._now = now
         self._unix = unix
@@ -106,6 +117,7 @@ class Recorder:
             buffered=counts.tickets["buffered"],
             in_flight=counts.tickets["in_flight"],
             generators=len(self._desk.peers),
+            changes=self._take_changes(),
         )
         self._remember(record, now, received, lags)
         return record
@@ -145,14 +157,14 @@ class Recorder:
 
 
 def _lag_histogram(trajectories: list[Trajectory], step: int) -> np.ndarray:
-    """Sampled tokens by lag, when consumed by weights of `step`."""
+    """Trained tokens by lag, when consumed by weights of `step`; masked ones (too old) are left out."""
     lags = np.zeros(1, np.int64)
     for trajectory in trajectories:
         for span in trajectory.spans:
             lag = step - span.version.step
             if lag >= len(lags):
                 lags = np.pad(lags, (0, lag + 1 - len(lags)))
-            lags[lag] += span.end - span.start
+            lags[lag] += int(trajectory.loss_mask[span.start : span.end].sum())
     return lags
 
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from headway.buffer import Group
 from headway.config import RunConfig
+from headway.config.loading import parse_value
 from headway.errors import DeadlineExceeded, HeadwayError
 from headway.generator import Rollout, build_engine, build_rewards
 from headway.learner import Desk, LearnerParts, Recorder, build_learner
-from headway.learner.live import apply_setting
-from headway.learner.publisher import NO_PUSH, PushStats
+from headway.learner.live import Settings
+from headway.learner.publisher import NO_PUSH, PushInterval, PushStats
 from headway.model import Policy, save_policy
 from headway.telemetry import SplitClock
 from headway.trainer import check_agreement
@@ -83,7 +84,9 @@ class SerialRun:
         )
         self.weights = DirectWeights(self.parts.policy)
         self.clock = SplitClock()
-        self.recorder = Recorder(self.desk, self.clock)
+        self.interval = PushInterval(config.push.interval)
+        self.settings = Settings(config, self.desk, self.parts.trainer, self.interval, note)
+        self.recorder = Recorder(self.desk, self.settings.take_changes, self.clock)
         self.version = PolicyVersion(0, 0)
         self.rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
         self._publish()
@@ -115,8 +118,8 @@ class SerialRun:
             yield self._train(groups)
 
     def set(self, key: str, value: str) -> None:
-        """Change a live setting, as `headway set` does."""
-        apply_setting(key, value, self.desk, self.parts.trainer)
+        """Change a live setting, as `headway set` does to a run of processes."""
+        self.settings.set(key, parse_value(key, value))
 
     def _collect(self) -> list[Group]:
         """Turn the rollouts until a batch is complete; empty when the prompts are used up."""
@@ -161,9 +164,12 @@ class SerialRun:
         if not stats.skipped:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self.desk.trained(groups, self.version)
-        if not stats.skipped and self.version.step % self.config.push.interval == 0:
+        if not stats.skipped and self.interval.due(
+            self.version.step, last=self.version.step == self.config.steps
+        ):
             push = self._publish()
         record = self.recorder.step(groups, consumed, self.version, stats, push)
+        self.settings.observe(record)
         if consumed.step == 0:
             check_agreement(stats.policy, record.lag_max)
         return record

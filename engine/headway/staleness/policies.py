@@ -31,9 +31,7 @@ def make_policy(
     if name == WindowPolicy.name:
         return WindowPolicy(max_lag, groups_per_step, window, push_interval, slots)
     if name not in _FREE:
-        raise ConfigError(
-            [("staleness.policy", f"{name!r} is unknown; choose from {', '.join(POLICIES)}")]
-        )
+        raise ConfigError([("staleness.policy", f"{name!r} is unknown; choose from {', '.join(POLICIES)}")])
     if window is not None:
         raise ConfigError([("staleness.window", f"policy {name!r} has no window; leave it at 0")])
     return _FREE[name](max_lag, groups_per_step, push_interval, slots)

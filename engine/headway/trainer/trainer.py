@@ -54,14 +54,14 @@ class Trainer:
         config: the whole recipe; recipe: the objective with its defaults filled in.
 
     Attributes:
-        lr: peak learning rate; may be changed between two steps.
+        lr: peak learning rate; recipe: the objective; both may be changed between two steps.
     """
 
     def __init__(self, policy: Policy, config: RunConfig, recipe: Recipe, reference: Policy | None) -> None:
         self.policy = policy
         self.lr = config.learner.lr
         self._config = config
-        self._recipe = recipe
+        self.recipe = recipe
         self._reference = reference
         self._optimizer = FlatOptimizer(policy, config.learner)
         self._skipped_in_a_row = 0
@@ -72,7 +72,7 @@ class Trainer:
         Raises:
             TrainingStopped: learner.max_skipped steps in a row had a value that is not finite.
         """
-        batch = prepare(groups, self._config.batch, self._recipe, self._config.sampling.max_new_tokens)
+        batch = prepare(groups, self._config.batch, self.recipe, self._config.sampling.max_new_tokens)
         lr = learning_rate(self._config.learner, step, self._config.steps, peak=self.lr)
         loss, policy, fault = 0.0, PolicyStats.zero(), ""
         try:
@@ -104,7 +104,7 @@ class Trainer:
             advantage=row.advantage,
             token_weight=row.token_weight,
             segments=row.segments,
-            objective=self._recipe.objective,
+            objective=self.recipe.objective,
             reference=self._reference_logp(row),
             bias=None if head.bias is None else head.bias.detach(),
             softcap=head.softcap,

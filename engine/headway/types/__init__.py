@@ -2,7 +2,7 @@
 
 from headway.types.drop import DropReason
 from headway.types.manifest import Manifest, TensorSpec
-from headway.types.record import LearnerStatus, StepRecord, TimeSplit
+from headway.types.record import LearnerStatus, SettingChange, StepRecord, TimeSplit
 from headway.types.ticket import Sampling, Ticket
 from headway.types.trajectory import FinishReason, MemberFailure, Trajectory, VersionSpan, prompt_digest
 from headway.types.version import PolicyVersion
@@ -15,6 +15,7 @@ __all__ = [
     "MemberFailure",
     "PolicyVersion",
     "Sampling",
+    "SettingChange",
     "StepRecord",
     "TensorSpec",
     "Ticket",

@@ -28,6 +28,18 @@ class TimeSplit(msgspec.Struct, frozen=True):
         return TimeSplit(self.work / total, self.push / total, self.idle / total, self.other / total)
 
 
+class SettingChange(msgspec.Struct, frozen=True):
+    """A setting that was changed while the run goes on.
+
+    Attributes:
+        key: dotted; value: as text; source: "user", or "target_ess" for the closed loop.
+    """
+
+    key: str
+    value: str
+    source: str
+
+
 class StepRecord(msgspec.Struct, frozen=True):
     """One optimizer step.
 
@@ -50,6 +62,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         tickets, trajectories, tokens: the ledger's counts after the step (see headway.staleness.ledger).
         dropped: tickets by drop reason, since the start; buffered: groups waiting in the buffer.
         in_flight: tickets outstanding at the generators; generators: live ones.
+        changes: settings changed since the last row; the step was made with them.
     """
 
     step: int
@@ -95,6 +108,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     buffered: int
     in_flight: int
     generators: int
+    changes: list[SettingChange] = []
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
