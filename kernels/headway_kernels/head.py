@@ -140,7 +140,7 @@ def head_loss_step(
             unusable.
     """
     choose_backend("head_loss_step", backend)
-    check_policy_inputs(objective, behaviour, segments, reference, proximal)
+    check_policy_inputs(objective, behaviour, segments, reference, proximal, None)
     with torch.no_grad():
         head = _check(x, weight, target, inv_temperature, bias, softcap, logit_scale)
         _check_gradients(head, weight_grad, bias_grad)

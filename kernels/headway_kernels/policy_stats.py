@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headway_kernels.errors import NumericsError
+
 # The order of PolicyStats.sums. Every name but the first counts weighted tokens only.
 SUMS = (
     "tokens",  # all tokens given, masked ones included
@@ -21,16 +23,24 @@ SUMS = (
     "clipped_low",  # A < 0 and the ratio below 1 - clip_low: no gradient
     "clipped_dual",  # A < 0 and the ratio above dual_clip: no gradient
     "capped",  # a weight was cut to cap or correction_cap: reduced gradient
-    "limited",  # any of the four above, each token once
+    "rejected",  # masked by icepop, mis, dppo_tv or m2po: neither loss nor gradient
+    "limited",  # any of the five above, each token once
     "ratio",  # r = pi/mu, before clip and cap; its exponent is bounded to +-20
     "ratio_squared",
     "ratio_clamped",  # min(r, cap)
-    "weight",  # the objective's own ratio before clip and cap: r, rho or the segment's s
-    "kl_behaviour_k1",  # mu - pi
-    "kl_reference",  # min(r, cap) k3(pi, ref); 0 without a reference
+    "ratio_clamped_squared",
+    "weight",  # the objective's own ratio before clip, cap and rejection: r, rho or the segment's value
+    "kl_behaviour_k1",  # d = mu - pi, an estimate of KL(mu || pi)
+    "kl_behaviour_k2",  # d^2 / 2
+    "kl_behaviour_k3",  # r - 1 + d, r as in "ratio"
+    "kl_reference_k1",  # min(r, cap) e, e = pi - ref; this and the next two are 0 without a reference
+    "kl_reference_k2",  # min(r, cap) e^2 / 2
+    "kl_reference_k3",  # min(r, cap) (exp(-e) - 1 + e), the exponent bounded to +-20
     "entropy",
     "segments",  # segment-level objectives: segments with a weighted token
-    "segments_limited",  # of them, those clipped
+    "segments_limited",  # of them, those with a limited token
+    "segments_rejected",  # of them, those with a rejected token
+    "not_finite",  # weighted tokens with an input that is not finite; see PolicyStats.check
 )
 _INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SUMS)}
 
@@ -45,8 +55,8 @@ class PolicyStats:
 
     Attributes:
         sums: float64 [len(SUMS)], in the order of SUMS.
-        peaks: float64 [2], the largest log-ratio and the largest |log-ratio|, neither clamped (-inf and 0
-            without a weighted token).
+        peaks: float64 [3], the largest log-ratio pi - mu and the largest |log-ratio|, neither clamped, and the
+            largest min(r, cap) (-inf, 0 and 0 without a weighted token).
         buckets: float64 [NUM_BUCKETS], weighted tokens by log-ratio.
     """
 
@@ -59,7 +69,7 @@ class PolicyStats:
         """The neutral element of addition."""
         return PolicyStats(
             sums=torch.zeros(len(SUMS), dtype=torch.float64, device=device),
-            peaks=torch.tensor([-math.inf, 0.0], dtype=torch.float64, device=device),
+            peaks=torch.tensor([-math.inf, 0.0, 0.0], dtype=torch.float64, device=device),
             buckets=torch.zeros(NUM_BUCKETS, dtype=torch.float64, device=device),
         )
 
@@ -86,14 +96,37 @@ class PolicyStats:
         """Tokens with weight 0, as a share of all tokens given."""
         return 1.0 - self.total("weighted") / max(self.total("tokens"), 1.0) if self.total("tokens") else 0.0
 
+    def check(self) -> None:
+        """Refuse values that are not finite: a back-end without a host sync counts them instead of raising.
+
+        Raises:
+            NumericsError: a weighted token had such an input.
+        """
+        count = int(self.total("not_finite"))
+        if count:
+            raise NumericsError(
+                f"{count} tokens that carry loss have a value that is not finite: drop their samples, or give "
+                "them weight 0; backend='reference' names the first"
+            )
+
+    @property
+    def rejected_share(self) -> float:
+        """Weighted tokens that a rejection mask left without loss."""
+        return self.mean("rejected")
+
+    @property
+    def segment_rejected_share(self) -> float:
+        """Segments with a rejected token; 0 for token-level objectives."""
+        return self.total("segments_rejected") / max(self.total("segments"), 1.0)
+
     @property
     def clip_share(self) -> float:
-        """Weighted tokens whose ratio met any bound: clip, dual clip or cap."""
+        """Weighted tokens whose ratio met any bound: clip, dual clip, cap or rejection."""
         return self.mean("limited")
 
     @property
     def segment_clip_share(self) -> float:
-        """Segments whose ratio was clipped; 0 for token-level objectives."""
+        """Segments with a token whose ratio met any bound; 0 for token-level objectives."""
         return self.total("segments_limited") / max(self.total("segments"), 1.0)
 
     @property
@@ -128,11 +161,20 @@ class PolicyStats:
         return float(self.peaks[1])
 
     @property
+    def ratio_clamped_max(self) -> float:
+        """The largest min(r, cap); 0 if there is no token."""
+        return float(self.peaks[2])
+
+    @property
+    def ess_clamped(self) -> float:
+        """ess of min(r, cap) in place of r."""
+        spread = self.total("weighted") * self.total("ratio_clamped_squared")
+        return self.total("ratio_clamped") ** 2 / spread if spread else 1.0
+
+    @property
     def kl_behaviour(self) -> float:
-        """KL(mu || pi) by the k3 estimator r - 1 - log r, per token."""
-        if not self.num_tokens:
-            return 0.0
-        return max(self.ratio_mean - 1.0 + self.kl_behaviour_k1, 0.0)
+        """KL(mu || pi) by the k3 estimator r - 1 - log r, per token; k1 and k2 by mean()."""
+        return self.mean("kl_behaviour_k3")
 
     @property
     def kl_behaviour_k1(self) -> float:
@@ -142,7 +184,7 @@ class PolicyStats:
     @property
     def kl_reference(self) -> float:
         """KL(pi || reference) by the ratio-weighted k3 estimator, per token; 0 without a reference."""
-        return self.mean("kl_reference")
+        return self.mean("kl_reference_k3")
 
     @property
     def entropy(self) -> float:
@@ -164,19 +206,25 @@ class PolicyStats:
         """The ratio that 99 % of the weighted tokens stay below."""
         return self.ratio_quantile(0.99)
 
+    @property
+    def ratio_clamped_p99(self) -> float:
+        """The min(r, cap) that 99 % of the weighted tokens stay below."""
+        return min(self.ratio_p99, self.ratio_clamped_max)
 
-def peaks(log_ratio: Tensor, active: Tensor) -> Tensor:
-    """The largest log-ratio and the largest |log-ratio| of the active tokens.
+
+def peaks(log_ratio: Tensor, clamped: Tensor, active: Tensor) -> Tensor:
+    """The largest log-ratio, the largest |log-ratio| and the largest clamped ratio of the active tokens.
 
     Args:
-        log_ratio: float64 [T], finite and 0 where inactive. active: bool [T].
+        log_ratio, clamped: float64 [T], finite, log_ratio 0 where inactive. active: bool [T].
 
     Returns:
-        float64 [2]; -inf and 0 without an active token.
+        float64 [3]; -inf, 0 and 0 without an active token.
     """
     if not log_ratio.shape[0]:
         return PolicyStats.zero(log_ratio.device).peaks
-    return torch.stack((torch.where(active, log_ratio, -math.inf).amax(), log_ratio.abs().amax()))
+    highest = torch.where(active, log_ratio, -math.inf).amax()
+    return torch.stack((highest, log_ratio.abs().amax(), torch.where(active, clamped, 0.0).amax()))
 
 
 def bucket_counts(log_ratio: Tensor, active: Tensor) -> Tensor:

@@ -20,6 +20,12 @@ from headway_kernels.objective import AVAILABLE
         ("dr_grpo", "mean", "constant", (0.2, 0.2)),
         ("rloo", "loo", "tokens", (0.2, 0.2)),
         ("gspo", "group", "sequences", (0.2, 0.2)),
+        ("reinforce_pp", "batch", "tokens", (0.2, 0.2)),
+        ("ppo", "batch", "tokens", (0.2, 0.2)),
+        ("sapo", "group", "sequences", (0.2, 0.2)),
+        ("dppo_tv", "group", "tokens", (0.2, 0.2)),
+        ("m2po", "group", "tokens", (0.2, 0.2)),
+        ("vtrace", "batch", "tokens", (0.2, 0.2)),
     ],
 )
 def test_defaults(name: str, advantage: str, denominator: str, clip: tuple[float, float]) -> None:
@@ -48,13 +54,13 @@ def test_what_is_chosen_reaches_the_objective() -> None:
 @pytest.mark.parametrize(
     ("options", "path", "message"),
     [
-        ({"name": "ppo"}, "algo.objective", "choose from cispo"),
+        ({"name": "trpo"}, "algo.objective", "choose from cispo"),
         ({"name": "dr_grpo", "advantage": "group"}, "algo.advantage", "allows mean"),
         ({"name": "rloo", "advantage": "batch"}, "algo.advantage", "allows loo"),
         ({"name": "dapo", "denominator": "sequences"}, "algo.denominator", "allows tokens"),
         ({"name": "gspo", "denominator": "tokens"}, "algo.denominator", "allows sequences"),
         ({"advantage": "median"}, "algo.advantage", "unknown; choose from batch"),
-        ({"correction": "mis"}, "algo.correction", "choose from none, tis"),
+        ({"correction": "vis"}, "algo.correction", "choose from none, tis"),
         ({"kl": "k4", "kl_coef": 0.1}, "algo.kl", "choose from none, k1, k2, k3"),
         ({"correction": "tis"}, "algo.objective", "count it twice"),
         ({"name": "gspo", "correction": "tis"}, "algo.objective", "count it twice"),

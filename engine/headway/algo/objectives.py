@@ -1,17 +1,27 @@
 """Objectives by name: the loss, the advantage mode and the denominator that belong together.
 
-    name      advantage        denominator              clip_low / clip_high
-    cispo     batch (any)      tokens (any)             -    / -      cap 5
-    grpo      group (any)      sequences (any)          0.2  / 0.2
-    dapo      group (any)      tokens                   0.2  / 0.28
-    dr_grpo   mean             constant                 0.2  / 0.2
-    rloo      loo              tokens (any)             0.2  / 0.2
-    gspo      group (any)      sequences                0.2  / 0.2
+    name            advantage        denominator              clip_low / clip_high
+    cispo           batch (any)      tokens (any)             -    / -      cap 5
+    grpo            group (any)      sequences (any)          0.2  / 0.2
+    dapo            group (any)      tokens                   0.2  / 0.28
+    dr_grpo         mean             constant                 0.2  / 0.2
+    rloo            loo              tokens (any)             0.2  / 0.2
+    reinforce_pp    batch            tokens                   0.2  / 0.2
+    ppo             batch (any)      tokens (any)             0.2  / 0.2
+    decoupled_ppo   batch (any)      tokens (any)             0.2  / 0.2    correction tis
+    gspo            group (any)      sequences                0.2  / 0.2
+    sapo            group (any)      sequences (any)          gates 1.0 / 1.05
+    dppo_tv         group (any)      tokens (any)             tv_bound 0.15
+    m2po            group (any)      tokens (any)             m2_bound 0.04
+    vtrace          batch (any)      tokens (any)             cap 5 (the paper's rho-bar: 1)
 
 The first value is the default; `(any)`: the others may be chosen. What a name's paper fixes stays fixed:
 dr_grpo with a standard deviation or a length in its denominator is grpo, and so on. gspo's ratio is
 length-normalised and moves little: its paper clips at 3e-4 / 4e-4, at a lag of a fraction of a batch. With
 whole updates of lag that rejects most sequences, so the default here is as wide as the others'.
+
+decoupled_ppo takes prox = sg(pi): a batch is used for one optimizer step, so the policy that begins the step is
+the one that is differentiated, and what acts is the weight prox/mu.
 """
 
 from __future__ import annotations
@@ -50,21 +60,30 @@ class _Family:
     denominators: tuple[Denominator, ...]
     clip_low: float = 0.2
     clip_high: float = 0.2
+    correction: str = "none"
 
 
 def _first(value: AdvantageMode) -> tuple[AdvantageMode, ...]:
     return (value, *(mode for mode in _ADVANTAGES if mode is not value))
 
 
+_ANY = _first(AdvantageMode.BATCH)
+_BY_GROUP = _first(AdvantageMode.GROUP)
+_BY_SEQUENCE = (Denominator.SEQUENCES, Denominator.TOKENS, Denominator.CONSTANT)
 _FAMILIES: Mapping[str, _Family] = {
-    "cispo": _Family(_ADVANTAGES, _DENOMINATORS),
-    "grpo": _Family(
-        _first(AdvantageMode.GROUP), (Denominator.SEQUENCES, Denominator.TOKENS, Denominator.CONSTANT)
-    ),
-    "dapo": _Family(_first(AdvantageMode.GROUP), (Denominator.TOKENS,), clip_high=0.28),
+    "cispo": _Family(_ANY, _DENOMINATORS),
+    "grpo": _Family(_BY_GROUP, _BY_SEQUENCE),
+    "dapo": _Family(_BY_GROUP, (Denominator.TOKENS,), clip_high=0.28),
     "dr_grpo": _Family((AdvantageMode.MEAN,), (Denominator.CONSTANT,)),
     "rloo": _Family((AdvantageMode.LOO,), _DENOMINATORS),
-    "gspo": _Family(_first(AdvantageMode.GROUP), (Denominator.SEQUENCES,)),
+    "reinforce_pp": _Family((AdvantageMode.BATCH,), (Denominator.TOKENS,)),
+    "ppo": _Family(_ANY, _DENOMINATORS),
+    "decoupled_ppo": _Family(_ANY, _DENOMINATORS, correction="tis"),
+    "gspo": _Family(_BY_GROUP, (Denominator.SEQUENCES,)),
+    "sapo": _Family(_BY_GROUP, _BY_SEQUENCE),
+    "dppo_tv": _Family(_BY_GROUP, _DENOMINATORS),
+    "m2po": _Family(_BY_GROUP, _DENOMINATORS),
+    "vtrace": _Family(_ANY, _DENOMINATORS),
 }
 
 
@@ -77,7 +96,7 @@ def resolve_recipe(
     clip_high: float | None = None,
     dual_clip: float | None = None,
     cap: float = 5.0,
-    correction: str = "none",
+    correction: str | None = None,
     correction_cap: float = 5.0,
     kl: str = "none",
     kl_coef: float = 0.0,
@@ -103,6 +122,7 @@ def resolve_recipe(
     family = _FAMILIES.get(name)
     if family is None:
         raise ConfigError([(f"{path}.objective", f"{name!r} is unknown; choose from {', '.join(AVAILABLE)}")])
+    correction = correction or family.correction
     faults: list[tuple[str, str]] = []
     for key, value, choices in (("correction", correction, CORRECTIONS), ("kl", kl, KL_ESTIMATORS)):
         if value not in choices:
