@@ -8,6 +8,8 @@
     ├── DeadlineExceeded   (TimeoutError)     a wait ended at its deadline; says what it waited for
     ├── JournalError       (RuntimeError)     a journal that is damaged, incomplete, or cannot be written
     │   └── JournalFull                       no space for it now; nothing is lost, and writing can be tried again
+    ├── CheckpointError    (RuntimeError)     a checkpoint that is incomplete, damaged, or lacks what is asked for
+    ├── RunLocked          (RuntimeError)     another process works on the run; names it
     ├── ModelError         (ValueError)       a model folder that cannot be loaded, or lacks what is needed
     ├── WeightError        (RuntimeError)     a push that is torn, of another manifest, or did not arrive
     ├── EnvironmentFailure (RuntimeError)     an environment or reward that cannot be used
@@ -31,15 +33,18 @@ from headway_kernels.errors import (
 
 __all__ = [
     "BackendUnavailable",
+    "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
     "EnvironmentFailure",
     "HeadwayError",
     "MalformedDelta",
+    "MalformedDelta",
     "ModelError",
     "NumericsError",
     "OwnershipError",
     "RunFailed",
+    "RunLocked",
     "ShapeError",
     "StreamError",
     "TrainingStopped",
@@ -94,6 +99,14 @@ class JournalError(HeadwayError, RuntimeError):
 
 class JournalFull(JournalError):
     """There is no space for the journal now; nothing is lost, and writing can be tried again."""
+
+
+class CheckpointError(HeadwayError, RuntimeError):
+    """A checkpoint is incomplete or damaged, or lacks what is asked for."""
+
+
+class RunLocked(HeadwayError, RuntimeError):
+    """Another process works on the run; the message names it."""
 
 
 class ModelError(HeadwayError, ValueError):

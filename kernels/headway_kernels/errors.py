@@ -4,6 +4,7 @@
     ├── UnsupportedOption    (ValueError)          a backend or a version lacks what was asked for
     ├── ShapeError           (ValueError)          a tensor's shape, dtype, device or stride is not what the op takes
     ├── NumericsError        (FloatingPointError)  a value that must be finite is not
+    ├── MalformedDelta       (ValueError)          bytes that are no valid weight delta
     └── BackendUnavailable   (RuntimeError)        the asked backend cannot run on this machine
 
 Every class is also a standard-library type and pickles. A message says what was wrong, what came, what is
@@ -27,6 +28,10 @@ class ShapeError(HeadwayError, ValueError):
 
 class NumericsError(HeadwayError, FloatingPointError):
     """A value that must be finite is not."""
+
+
+class MalformedDelta(HeadwayError, ValueError):
+    """Bytes, most likely from the wire, that are no valid weight delta; nothing was applied."""
 
 
 class BackendUnavailable(HeadwayError, RuntimeError):
