@@ -1,6 +1,6 @@
 """The rows of one chunk of logits: scores in one sweep, gradients written in place of the logits.
 
-head.py drives it: score(), then accumulate() while the chunk still holds the exponentials of those rows.
+head_step.py drives it: score(), then accumulate() while the chunk still holds the exponentials of those rows.
 
 The sweeps work on blocks of rows that fit the cache, so that a chunk goes through memory once per matrix
 product and twice for the softmax, not once per elementwise operation.
@@ -14,6 +14,10 @@ import dataclasses
 
 import torch
 from torch import Tensor
+
+from headway_kernels.head_results import compute_dtype
+from headway_kernels.head_shard import MergedRows, VocabShard
+from headway_kernels.head_step import Gradients, RowScores, even_pieces
 
 # Half of a common L2: a block of logits and the scratch of the same size stay in the cache.
 BLOCK_BYTES = 512 << 10
@@ -39,6 +43,15 @@ class Head:
     softcap: float | None
     scale: float
 
+    @staticmethod
+    def prepare(
+        weight: Tensor, bias: Tensor | None, softcap: float | None, logit_scale: float | None
+    ) -> Head:
+        """A head from what the public functions take."""
+        dtype = compute_dtype(weight)
+        scale = 1.0 if logit_scale is None else logit_scale
+        return Head(weight.to(dtype), None if bias is None else bias.to(dtype), softcap, scale)
+
     @property
     def dtype(self) -> torch.dtype:
         """The compute dtype."""
@@ -46,23 +59,12 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowScores:
-    """Per row, in the compute dtype: log-prob of the target, logsumexp, and entropy where wanted."""
+class RowInputs:
+    """All rows of a call: x [T, H] in the caller's dtype; target int64 [T]; inv_temperature float [T]."""
 
-    logp: Tensor
-    logsumexp: Tensor
-    entropy: Tensor | None
-
-    @staticmethod
-    def empty(num_rows: int, dtype: torch.dtype, device: torch.device, *, with_entropy: bool) -> RowScores:
-        """Room for the scores of `num_rows` rows."""
-        logp, logsumexp, entropy = torch.zeros(3, num_rows, dtype=dtype, device=device).unbind(0)
-        return RowScores(logp, logsumexp, entropy if with_entropy else None)
-
-    def rows(self, start: int, end: int) -> RowScores:
-        """Views of the rows [start, end)."""
-        entropy = None if self.entropy is None else self.entropy[start:end]
-        return RowScores(self.logp[start:end], self.logsumexp[start:end], entropy)
+    x: Tensor
+    target: Tensor
+    inv_temperature: Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,15 +73,20 @@ class _Held:
 
     Attributes:
         x: [N, H], inputs times `factor`, so that logits = x weight^T (+ factor bias).
-        target: [N], ids; factor: [N], the folded scale (and temperature, if there is no softcap).
+        start: of the first row, in the caller's numbering.
+        target: [N], columns of `weight`; owned: bool [N], False where another rank holds the target's column;
+            None: all are. factor: [N], the folded scale (and temperature, if there is no softcap).
         inv_temperature: [N], what a softcap's slope is still to be multiplied by.
-        total: float64 [N], sum of the exponentials exp(z - max); log_total: its log.
+        total: float64 [N], sum over the whole vocabulary of exp(z - max), max being that of the logits at hand
+            (inf where those are all negligible); log_total: its log.
         miss: float64 [N], 1 - p(target), without cancellation.
         entropy: [N]; None unless it was asked for.
     """
 
     x: Tensor
+    start: int
     target: Tensor
+    owned: Tensor | None
     factor: Tensor
     inv_temperature: Tensor
     total: Tensor
@@ -89,16 +96,18 @@ class _Held:
 
 
 class LogitChunk:
-    """A reused buffer for the logits of up to `num_rows` rows; holds one set of rows at a time."""
+    """A reused buffer for the logits of some of the rows; holds one set of them at a time (a head_step.Chunk)."""
 
-    def __init__(self, head: Head, num_rows: int, chunk_bytes: int) -> None:
-        """Plans for `num_rows` rows in all, within `chunk_bytes` (one row at least)."""
-        self._head = head
+    def __init__(
+        self, head: Head, inputs: RowInputs, chunk_bytes: int, shard: VocabShard | None = None
+    ) -> None:
+        """Plans for these rows within `chunk_bytes` (one row at least); `shard` if the head is a part of one."""
+        self._head, self._inputs, self._shard = head, inputs, shard
         device, vocabulary = head.weight.device, head.weight.shape[0]
         row_bytes = vocabulary * head.dtype.itemsize
         num_buffers = 1 if head.softcap is None else 2
         self.num_rows = max(1, chunk_bytes // (row_bytes * num_buffers))
-        held_rows = max(1, min(self.num_rows, num_rows))
+        held_rows = max(1, min(self.num_rows, inputs.x.shape[0]))
         self._logits = _allocate(held_rows, vocabulary, head.dtype, device)
         self._slopes = None if head.softcap is None else _allocate(held_rows, vocabulary, head.dtype, device)
         block_bytes = BLOCK_BYTES if device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
@@ -106,69 +115,86 @@ class LogitChunk:
         self._scratch = torch.empty(self._block_rows, vocabulary, dtype=head.dtype, device=device)
         self._held: _Held | None = None
 
-    def score(self, x: Tensor, target: Tensor, inv_temperature: Tensor, out: RowScores) -> None:
-        """Computes the scores of these rows into `out` and keeps their exponentials.
+    def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The rows [start, end) as spans that fit the buffer."""
+        return even_pieces(start, end, self.num_rows)
 
-        Args:
-            x: [N, H]; target: int64 [N]; inv_temperature: float [N]; N <= num_rows. out: N rows.
-        """
-        head, num_rows = self._head, x.shape[0]
-        inv_temperature = inv_temperature.to(head.dtype)
+    def score(self, start: int, end: int, out: RowScores) -> None:
+        """Computes the scores of these rows into `out` and keeps their exponentials."""
+        head, rows = self._head, slice(start, end)
+        inv_temperature = self._inputs.inv_temperature[rows].to(head.dtype)
         factor = torch.full_like(inv_temperature, head.scale)
         if head.softcap is None:
             factor = factor * inv_temperature
-        x_NH = x.to(head.dtype) * factor[:, None]
+        x_NH = self._inputs.x[rows].to(head.dtype) * factor[:, None]
+        torch.mm(x_NH, head.weight.t(), out=self._logits[: end - start])
+        target, owned = self._columns(self._inputs.target[rows])
+        merged, peak = self._exponentiate(target, owned, factor, inv_temperature, out.entropy is not None)
+        log_sum = merged.sums.log()
+        logp = (merged.picked - merged.peak).to(torch.float64) - log_sum
+        out.logp.copy_(logp)
+        out.logsumexp.copy_(log_sum + merged.peak)
+        if out.entropy is not None:
+            out.entropy.copy_(log_sum - merged.dots / merged.sums)
+        # The exponentials are relative to the largest logit at hand, which a shard may have far below the row's.
+        log_total = log_sum + (merged.peak - peak).to(torch.float64)
+        self._held = _Held(
+            x_NH, start, target, owned, factor, inv_temperature, log_total.exp() if self._shard else merged.sums,
+            log_total, -torch.expm1(logp), out.entropy,
+        )  # fmt: skip
+
+    def _columns(self, target: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Each row's target as a column of the weight at hand, and whether it is one."""
+        if self._shard is None:
+            return target, None
+        column = target - self._shard.start
+        owned = (column >= 0) & (column < self._head.weight.shape[0])
+        return torch.where(owned, column, 0), owned
+
+    def _exponentiate(
+        self,
+        target: Tensor,
+        owned: Tensor | None,
+        factor: Tensor,
+        inv_temperature: Tensor,
+        with_entropy: bool,
+    ) -> tuple[MergedRows, Tensor]:
+        """Turns the logits into exponentials relative to each row's maximum, and sums them.
+
+        Returns the sums over the whole vocabulary, and the maximum of the logits at hand.
+        """
+        head, num_rows = self._head, target.shape[0]
         logits_NV = self._logits[:num_rows]
-        torch.mm(x_NH, head.weight.t(), out=logits_NV)
-        picked = torch.empty(num_rows, 1, dtype=head.dtype, device=x.device)
-        peak = torch.empty_like(picked)
-        sums = torch.empty(num_rows, dtype=torch.float64, device=x.device)
-        dots = None if out.entropy is None else torch.empty_like(sums)
+        picked, peak = (torch.empty(num_rows, 1, dtype=head.dtype, device=target.device) for _ in "ab")
+        sums = torch.empty(num_rows, dtype=torch.float64, device=target.device)
+        dots = torch.zeros_like(sums)
         index = target[:, None]
         for low in range(0, num_rows, self._block_rows):
             high = min(low + self._block_rows, num_rows)
             block_BV, scratch_BV = logits_NV[low:high], self._scratch[: high - low]
             self._shape_logits(block_BV, low, high, factor, inv_temperature)
             torch.amax(block_BV, 1, keepdim=True, out=peak[low:high])
-            block_BV.sub_(peak[low:high])
             torch.gather(block_BV, 1, index[low:high], out=picked[low:high])
+            block_BV.sub_(peak[low:high])
             if head.bias is not None:
                 block_BV.clamp_(min=LOWEST)
-            if dots is None:
-                torch.exp(block_BV, out=block_BV)
-            else:
+            if with_entropy:
                 torch.exp(block_BV, out=scratch_BV)
                 block_BV.mul_(scratch_BV)
                 torch.sum(block_BV, 1, dtype=torch.float64, out=dots[low:high])
                 block_BV.copy_(scratch_BV)
+            else:
+                torch.exp(block_BV, out=block_BV)
             torch.sum(block_BV, 1, dtype=torch.float64, out=sums[low:high])
-        log_sum = sums.log()
-        logp = picked[:, 0].to(torch.float64) - log_sum
-        out.logp.copy_(logp)
-        out.logsumexp.copy_(log_sum + peak[:, 0])
-        if out.entropy is not None and dots is not None:
-            out.entropy.copy_(log_sum - dots / sums)
-        self._held = _Held(
-            x_NH, target, factor, inv_temperature, sums, log_sum, -torch.expm1(logp), out.entropy
-        )
+        peak_N, picked_N = peak[:, 0], picked[:, 0]
+        if self._shard is None or owned is None:
+            return MergedRows(peak_N, sums, dots, picked_N), peak_N
+        return self._shard.merge(peak_N, sums, dots, torch.where(owned, picked_N, -torch.inf)), peak_N
 
-    def accumulate(
-        self,
-        coefficient: Tensor,
-        entropy_weight: Tensor | None,
-        *,
-        x_grad: Tensor,
-        weight_grad: Tensor | None,
-        bias_grad: Tensor | None,
-    ) -> None:
+    def accumulate(self, coefficient: Tensor, entropy_weight: Tensor | None, out: Gradients) -> None:
         """Turns the held exponentials into dL/dlogits and adds their products to the gradients.
 
-        Rows whose coefficient and entropy weight are 0 take no part in any product, so a value in them that
-        is not finite reaches nothing. The exponentials are used up.
-
-        Args:
-            coefficient: [N], dL/dlogp. entropy_weight: [N], minus dL/dentropy; None: no entropy term.
-            x_grad: [N, H], written on the rows that take part. weight_grad: [V, H]; bias_grad: [V]; added to.
+        As head_step.Chunk says; the exponentials are used up.
         """
         assert self._held is not None, "accumulate() follows score()"
         held, self._held = self._held, None
@@ -186,13 +212,13 @@ class LogitChunk:
         factor = held.factor if whole else held.factor[rows]
         x_grad_AH = torch.mm(gradient_AV, self._head.weight).mul_(factor[:, None])
         if whole:
-            x_grad.copy_(x_grad_AH)
+            out.x[held.start : held.start + num_live].copy_(x_grad_AH)
         else:
-            x_grad.index_copy_(0, rows, x_grad_AH.to(x_grad.dtype))
-        if weight_grad is not None:
-            weight_grad.addmm_(gradient_AV.t(), x_AH)
-        if bias_grad is not None:
-            bias_grad.addmv_(gradient_AV.t(), factor)
+            out.x.index_copy_(0, rows + held.start, x_grad_AH.to(out.x.dtype))
+        if out.weight is not None:
+            out.weight.addmm_(gradient_AV.t(), x_AH)
+        if out.bias is not None:
+            out.bias.addmv_(gradient_AV.t(), factor)
 
     def _shape_logits(
         self, block_BV: Tensor, low: int, high: int, factor: Tensor, inv_temperature: Tensor
@@ -251,6 +277,8 @@ class LogitChunk:
                 block_BV.mul_(slope_p[picked][:, None].to(dtype)).add_(scratch_BV)
             else:
                 block_BV.mul_(slope_p[picked][:, None].to(dtype))
+            if held.owned is not None:
+                onehot = torch.where(held.owned[picked][:, None], onehot, torch.gather(block_BV, 1, target))
             block_BV.scatter_(1, target, onehot)
             if self._slopes is not None:
                 slope_BV = self._slopes[low:high] if whole else self._slopes[rows[low:high]]

@@ -9,6 +9,8 @@ Legend: T tokens (packed), S segments.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from headway_kernels import registry
 from headway_kernels.errors import ShapeError, UnsupportedOption
 from headway_kernels.objective import Objective
 from headway_kernels.policy_stats import PolicyStats
+
+PER_TOKEN = ("logp", "behaviour", "advantage", "token_weight", "reference", "proximal", "entropy")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -51,14 +55,12 @@ def policy_loss(
     """Loss, dL/dlogp and statistics of packed tokens.
 
     Args:
-        logp: float [T], the learner's log-probs at the sampling temperature.
-        behaviour: float [T], the generator's log-probs of the same tokens.
-        advantage: float [T].
+        logp, behaviour: float [T], the learner's and the generator's log-probs of the same tokens, both at the
+            sampling temperature. advantage: float [T].
         token_weight: float [T], mask and 1/denominator in one; a token of weight 0 contributes exactly 0,
             whatever its other inputs hold, and is no member of its segment's mean or sum.
         objective: what to compute.
-        segments: int64 [S + 1], offsets of the segments over the T tokens; read by segment-level objectives
-            only.
+        segments: int64 [S + 1], offsets over the T tokens; read by segment-level objectives only.
         reference: float [T], needed by a KL term; without one it only feeds the statistics.
         proximal: float [T], allowed with a correction only.
         entropy: float [T], needed by an entropy bonus; its gradient is not part of `coefficient`.
@@ -67,9 +69,6 @@ def policy_loss(
         first_index: index of the first token in the caller's numbering, for error messages.
         backend: "auto" | "triton" | "cuda" | "cpu" | "reference".
 
-    Returns:
-        PolicyLoss.
-
     Raises:
         ShapeError: an input is missing or has another shape.
         UnsupportedOption: an input that the objective has no use for, or an option that the back-end lacks.
@@ -77,56 +76,45 @@ def policy_loss(
         NumericsError: a weighted token has a NaN or infinite input; names the first index. A back-end on an
             accelerator counts it instead, see PolicyStats.check.
     """
-    arguments = {
-        "logp": logp,
-        "behaviour": behaviour,
-        "advantage": advantage,
-        "token_weight": token_weight,
-        "objective": objective,
-        "segments": segments,
-        "reference": reference,
-        "proximal": proximal,
-        "entropy": entropy,
-        "m2_limit": m2_limit,
-        "first_index": first_index,
-    }
-    check_policy_inputs(objective, behaviour, segments, reference, proximal, m2_limit)
+    arguments = dict(locals())
+    del arguments["backend"]
+    check_policy_inputs(arguments, num_tokens=logp.shape[0])
     if objective.entropy_coef and entropy is None:
         raise ShapeError(f"entropy_coef={objective.entropy_coef} needs the entropy of every token; got None")
-    for name in ("logp", "behaviour", "advantage", "token_weight", "reference", "proximal", "entropy"):
-        tensor = arguments[name]
-        if isinstance(tensor, Tensor) and (tensor.shape != logp.shape or tensor.dim() != 1):
-            raise ShapeError(f"{name} must be [T] like logp {list(logp.shape)}, got {list(tensor.shape)}")
     return registry.run("policy_loss", backend, arguments)
 
 
-def check_policy_inputs(
-    objective: Objective,
-    behaviour: Tensor | None,
-    segments: Tensor | None,
-    reference: Tensor | None,
-    proximal: Tensor | None,
-    m2_limit: Tensor | None,
-) -> None:
-    """Refuses inputs that the objective lacks or has no use for.
+def check_policy_inputs(arguments: Mapping[str, Any], num_tokens: int) -> None:
+    """Refuses inputs that the objective lacks or has no use for, and wrong shapes.
+
+    Args:
+        arguments: of policy_loss or head_loss_step, by name.
 
     Raises:
-        ShapeError: a needed input is None.
+        ShapeError: a needed input is None, or is not [num_tokens].
         UnsupportedOption: `proximal` without a correction that uses it, `m2_limit` for another objective.
     """
-    if behaviour is None:
+    objective: Objective = arguments["objective"]
+    if arguments["behaviour"] is None:
         raise ShapeError("behaviour log-probs are required: they come from the generator, never recomputed")
-    if objective.needs_reference and reference is None:
+    if objective.needs_reference and arguments["reference"] is None:
         raise ShapeError(f"kl={objective.kl!r} needs the reference log-prob of every token; got None")
-    if objective.is_segment_level and segments is None:
+    if objective.is_segment_level and arguments["segments"] is None:
         raise ShapeError(
             f"objective {objective.name} (correction_level={objective.correction_level!r}) needs the offsets "
             "of the segments; got None"
         )
-    if proximal is not None and objective.correction == "none":
+    if arguments["proximal"] is not None and objective.correction == "none":
         raise UnsupportedOption("proximal log-probs need a correction; got correction='none'")
-    if m2_limit is not None and not objective.needs_m2_limit:
+    limit = arguments["m2_limit"]
+    if limit is not None and not objective.needs_m2_limit:
         raise UnsupportedOption(f"m2_limit belongs to objective m2po; got it for {objective.name}")
+    if limit is not None and limit.dim() != 0:
+        raise ShapeError(f"m2_limit must be a tensor of no dimensions, got {list(limit.shape)}")
+    for name in PER_TOKEN:
+        tensor = arguments.get(name)
+        if tensor is not None and tensor.shape != (num_tokens,):
+            raise ShapeError(f"{name} must be [T] = [{num_tokens}], got {list(tensor.shape)}")
 
 
 def check_segments(segments: Tensor, num_tokens: int) -> list[int]:

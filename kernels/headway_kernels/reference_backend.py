@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway_kernels.head_reference import reference_head_logp, reference_head_loss_step
 from headway_kernels.policy_reference import reference_policy_loss
 from headway_kernels.registry import Backend
 
 _OPS: Mapping[str, Callable[..., Any]] = {
+    "head_logp": reference_head_logp,
+    "head_loss_step": reference_head_loss_step,
     "policy_loss": reference_policy_loss,
 }
 
