@@ -122,6 +122,7 @@ def test_a_taken_port_is_an_error_and_free_again_after_sigkill(start_peer: Calla
 def test_endpoints_as_text() -> None:
     endpoints = Endpoints("tcp://127.0.0.1:5", "ipc:///tmp/x")
     assert Endpoints.parse(str(endpoints)) == endpoints
-    for text in ("", "tcp://127.0.0.1:5", "a,b", "tcp://a:1,tcp://b:2,tcp://c:3"):
+    assert Endpoints.parse("tcp://h:5") == Endpoints("tcp://h:5", "tcp://h:6")
+    for text in ("", "tcp://127.0.0.1:*", "ipc:///tmp/x", "a,b", "tcp://a:1,tcp://b:2,tcp://c:3"):
         with pytest.raises(StreamError, match="DATA,HEARTBEAT"):
             Endpoints.parse(text)

@@ -4,15 +4,19 @@ from headway.stream.client import GeneratorSocket
 from headway.stream.control import LearnerControl, SupervisorControl
 from headway.stream.endpoint import Endpoints, ipc_directory, ipc_endpoint
 from headway.stream.heartbeat import HeartbeatThread, LivenessMonitor
+from headway.stream.security import ClientSecurity, Guard, ServerSecurity
 from headway.stream.server import LearnerSocket
 
 __all__ = [
+    "ClientSecurity",
     "Endpoints",
     "GeneratorSocket",
+    "Guard",
     "HeartbeatThread",
     "LearnerControl",
     "LearnerSocket",
     "LivenessMonitor",
+    "ServerSecurity",
     "SupervisorControl",
     "ipc_directory",
     "ipc_endpoint",

@@ -1,6 +1,7 @@
 """Where sockets bind: ipc paths that only we can reach, or loopback ports that the kernel picks.
 
-Binding any other address is refused: nothing on these sockets is authenticated yet.
+Binding any other address is refused, unless the socket demands keys (headway.stream.security) or the caller
+says by name that it goes without.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ class Endpoints(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Endpoints:
-        """From "DATA,HEARTBEAT".
+        """From "DATA,HEARTBEAT", or from "tcp://HOST:PORT" when the heartbeat's port is the next one.
 
         Raises:
-            StreamError: not two endpoints.
+            StreamError: neither.
         """
         parts = [part.strip() for part in text.split(",")]
+        alone = _TCP.fullmatch(parts[0]) if len(parts) == 1 else None
+        if alone is not None and alone["port"] not in ("*", "0"):
+            parts.append(f"tcp://{alone['host']}:{int(alone['port']) + 1}")
         if len(parts) != 2 or not all(part.startswith(("tcp://", "ipc://")) for part in parts):
             raise StreamError(
-                f'got endpoints {text!r}; expected "DATA,HEARTBEAT", each tcp://... or ipc://...'
+                f'got endpoints {text!r}; expected "DATA,HEARTBEAT", each tcp://... or ipc://..., or one tcp://HOST:PORT'
             )
         return cls(*parts)
 
@@ -102,7 +106,7 @@ def bind(socket: Socket, endpoint: str, *, insecure: bool = False) -> str:
     Args:
         endpoint: "ipc:///absolute/path" (its directory is created with mode 0700 when missing) or
             "tcp://HOST:PORT".
-        insecure: allow an address that other machines can reach, although nothing authenticates them.
+        insecure: allow an address that other machines can reach although the socket demands no keys.
 
     Returns:
         The endpoint that peers connect to, with the real port.
@@ -126,10 +130,11 @@ def _prepare_tcp(socket: Socket, endpoint: str, insecure: bool) -> str:
     if match is None:
         raise StreamError(f"cannot bind {endpoint!r}: expected ipc:///path or tcp://HOST:PORT")
     host, port = match["host"], match["port"]
-    if not insecure and not _is_loopback(host):
+    if not (insecure or is_loopback(host) or socket.get(zmq.CURVE_SERVER)):
         raise StreamError(
             f"refused to bind {endpoint}: other machines could reach it and nothing authenticates them. "
-            "Bind 127.0.0.1, or pass the insecure flag on a network that you trust"
+            "Bind 127.0.0.1, give keys (`headway keys new DIR`, stream.keys), or set stream.insecure on a "
+            "network that you trust"
         )
     if host.startswith("["):
         socket.ipv6 = True
@@ -137,7 +142,14 @@ def _prepare_tcp(socket: Socket, endpoint: str, insecure: bool) -> str:
     return f"tcp://{'127.0.0.1' if host == 'localhost' else host}:{'*' if port == '0' else port}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_local(endpoint: str) -> bool:
+    """Whether only this machine can be at the other end: ipc, or loopback TCP."""
+    match = _TCP.fullmatch(endpoint)
+    return endpoint.startswith("ipc://") or (match is not None and is_loopback(match["host"]))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine, whatever its names resolve to."""
     if host == "localhost":
         return True
     try:
@@ -155,13 +167,13 @@ def _prepare_ipc(path: Path) -> None:
         return
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise StreamError(f"cannot bind ipc://{path}: the path exists and is not a socket")
-    if _has_owner(path):
+    if listening(path):
         raise StreamError(f"cannot bind ipc://{path}: a live process listens there; use another run id")
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
 
 
-def _has_owner(path: Path) -> bool:
+def listening(path: Path) -> bool:
     """Whether a process listens on this socket file. One that is stopped, with a full backlog, counts."""
     with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
         probe.setblocking(False)

@@ -22,13 +22,21 @@ SEND_UNBOUNDED = 0
 RECEIVE_GUARD = 1000
 # For ROUTER sockets, whose peers may freeze without leaving: a peer this far behind is treated as gone.
 SEND_GUARD = 10_000
+HANDSHAKE_MS = 10_000
 
 # Plain ints: pyzmq converts its enums on every call, which doubles the cost of a small frame.
 _EVENTS, _READABLE, _MORE, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE), int(zmq.NOBLOCK)
 
 
-def open_socket(context: Context, kind: int, *, send_mark: int, limits: Limits) -> Socket:
-    """A socket with the shared options; the caller binds or connects it."""
+def open_socket(
+    context: Context, kind: int, *, send_mark: int, limits: Limits, heartbeat_s: float | None = None
+) -> Socket:
+    """A socket with the shared options; the caller binds or connects it.
+
+    Args:
+        heartbeat_s: the transport asks an idle peer for a sign of life this often, and drops the connection
+            when none comes for twice as long: what a half-open connection looks like. None: it never asks.
+    """
     socket = context.socket(kind)
     # Finite, or closing a context with an unsent message to a dead peer waits for ever.
     socket.linger = 300
@@ -36,6 +44,11 @@ def open_socket(context: Context, kind: int, *, send_mark: int, limits: Limits) 
     socket.rcvhwm = RECEIVE_GUARD
     # libzmq drops the connection of a peer that announces a longer frame, before it allocates it.
     socket.maxmsgsize = max(limits.max_head_bytes, limits.max_frame_bytes)
+    # Whoever connects and says nothing, or nothing that libzmq understands, holds a descriptor for so long.
+    socket.handshake_ivl = HANDSHAKE_MS
+    if heartbeat_s is not None:
+        socket.heartbeat_ivl = milliseconds(heartbeat_s)
+        socket.heartbeat_timeout = socket.heartbeat_ttl = milliseconds(2 * heartbeat_s)
     # A host that vanishes sends no FIN; without keepalive its pipe would stay for ever.
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
