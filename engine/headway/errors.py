@@ -39,7 +39,6 @@ __all__ = [
     "EnvironmentFailure",
     "HeadwayError",
     "MalformedDelta",
-    "MalformedDelta",
     "ModelError",
     "NumericsError",
     "OwnershipError",

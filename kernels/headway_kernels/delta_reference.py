@@ -170,7 +170,7 @@ def _merge_block(older: Delta, newer: Delta, index: int) -> tuple[BlockFormat, i
         where = slice(None) if positions is None else positions
         merged[where], touched[where] = bits, True
     positions = np.flatnonzero(touched)
-    kind = smallest_format(length, positions.size, values.itemsize)
+    kind = merged_format(length, positions.size, values.itemsize)
     return (
         kind,
         positions.size,
