@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from headway.staleness import Cut, Finished, Gate
 from headway.types import DropReason, MemberFailure, Ticket, Trajectory
+
+Member = TypeVar("Member", Trajectory, MemberFailure)
 
 # A member that ended so ends its group: those that finished in time would be its short members only, and a
 # baseline over them favours short answers.
@@ -85,6 +88,20 @@ class Batch:
     dropped: list[tuple[Group, DropReason]]
 
 
+@dataclass(frozen=True)
+class Held:
+    """All that the buffer holds for one outstanding ticket: what a checkpoint keeps of it.
+
+    Attributes:
+        finished: the group is complete.
+    """
+
+    ticket: Ticket
+    finished: bool
+    trajectories: list[Trajectory]
+    failures: list[MemberFailure]
+
+
 @dataclass
 class _Assembly:
     """The members of one outstanding ticket so far."""
@@ -141,6 +158,43 @@ class Buffer:
         """Trajectories held, of finished and unfinished groups."""
         finished = sum(len(group.trajectories) for group in self._finished.values())
         return finished + sum(len(assembly.trajectories) for assembly in self._assembling.values())
+
+    def held(self) -> list[Held]:
+        """What is held, by ticket id."""
+        found = [Held(group.ticket, True, group.trajectories, group.failures) for group in self._finished.values()]
+        for assembly in self._assembling.values():
+            members = (list(assembly.trajectories.values()), list(assembly.failures.values()))
+            found.append(Held(assembly.ticket, False, *members))
+        return sorted(found, key=lambda held: held.ticket.ticket_id)
+
+    def restore(self, held: Iterable[Held]) -> None:
+        """Hold again what `held` gave, beside a ledger of the same moment."""
+        for item in held:
+            ticket_id = item.ticket.ticket_id
+            if item.finished:
+                group = Group(item.ticket, item.trajectories, item.failures, self._clock())
+                self._finished[ticket_id] = group
+            else:
+                assembly = _Assembly(item.ticket, _by_member(item.trajectories), _by_member(item.failures))
+                self._assembling[ticket_id] = assembly
+
+    def reissued(self, ticket: Ticket, generator: str) -> None:
+        """A ticket in flight goes out again, to this generator; the members that are held stay."""
+        self._ledger.assign(ticket.ticket_id, generator, ticket.admitted.step)
+        self._assembling[ticket.ticket_id].ticket = ticket
+
+    def give_up_content(self, ticket_id: int, reason: DropReason) -> None:
+        """Everything held for a ticket ends with this reason; the ticket is in flight again, held by nobody."""
+        group = self._finished.pop(ticket_id, None)
+        if group is not None:
+            held = list(group.trajectories)
+            self._assembling[ticket_id] = _Assembly(group.ticket)
+        else:
+            held = list(self._assembling[ticket_id].trajectories.values())
+            self._assembling[ticket_id] = _Assembly(self._assembling[ticket_id].ticket)
+        for trajectory in held:
+            self._ledger.drop_trajectory(ticket_id, reason, trajectory.num_sampled)
+        self._ledger.unbuffer(ticket_id)
 
     def ticket(self, ticket_id: int) -> Ticket | None:
         """An outstanding ticket whose group is not finished."""
@@ -266,6 +320,10 @@ class Buffer:
         self.gate.arrived(ticket_id)
         self._finished[ticket_id] = group
         return Arrival(finished=group)
+
+
+def _by_member(items: Iterable[Member]) -> dict[int, Member]:
+    return {item.member: item for item in items}
 
 
 def _reason(failure: MemberFailure) -> DropReason:

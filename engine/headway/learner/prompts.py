@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from headway.config import EnvConfig
@@ -12,12 +12,22 @@ from headway.envs import Environment
 from headway.model import Tokenizer
 
 
-@dataclass(frozen=True)
-class TokenisedPrompt:
+class TokenisedPrompt(msgspec.Struct, frozen=True):
     """The environment's index and the ids that the generator gets."""
 
     index: int
     token_ids: list[int]
+
+
+class PromptState(msgspec.Struct, frozen=True):
+    """Where a source stands.
+
+    Attributes:
+        cursor: position in the order of the next new prompt; returned: prompts that go out before it.
+    """
+
+    cursor: int
+    returned: list[TokenisedPrompt]
 
 
 class PromptSource:
@@ -66,6 +76,14 @@ class PromptSource:
     def give_back(self, prompt: TokenisedPrompt) -> None:
         """Its ticket was lost with a generator: a later ticket carries it again."""
         self._returned.append(prompt)
+
+    def state(self) -> PromptState:
+        """For a checkpoint."""
+        return PromptState(self.cursor, list(self._returned))
+
+    def restore(self, state: PromptState) -> None:
+        """Go on from there."""
+        self.cursor, self._returned = state.cursor, deque(state.returned)
 
     def _index(self, position: int) -> int:
         count = self._environment.num_prompts

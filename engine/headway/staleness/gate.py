@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headway.staleness.ledger import Ledger, LedgerCounts
+import msgspec
+
+from headway.staleness.ledger import Ledger, LedgerCounts, LedgerState
 from headway.staleness.policy import StalenessPolicy
 from headway.staleness.unit import Cut, Finished, StalenessUnit, judge
 from headway.types import DropReason, PolicyVersion, Ticket
@@ -33,6 +35,14 @@ class Selection:
     take: list[int]
     drop: list[tuple[int, DropReason]]
     cuts: Mapping[int, Cut] = field(default_factory=dict[int, Cut])
+
+
+class GateState(msgspec.Struct, frozen=True):
+    """A gate as data: the ledger, and which tickets need which narrower window."""
+
+    ledger: LedgerState
+    narrow_below: int
+    narrow_window: int
 
 
 class Gate:
@@ -85,7 +95,11 @@ class Gate:
         if acked.epoch != self.version.epoch:
             return 0
         ledger = self.ledger
-        return self.policy.budget(self.step, acked.step, ledger.in_flight, ledger.buffered, ledger.admitted)
+        held = ledger.admitted
+        unassigned = ledger.unassigned  # they take a place when they go out again, like new ones
+        if unassigned:
+            held = {ticket_id: step for ticket_id, step in held.items() if ticket_id not in set(unassigned)}
+        return self.policy.budget(self.step, acked.step, ledger.assigned, ledger.buffered, held)
 
     def issued(self, ticket: Ticket, generator: str) -> None:
         """A ticket within the budget went out to this generator (its incarnation)."""
@@ -111,7 +125,7 @@ class Gate:
         drop: list[tuple[int, DropReason]] = []
         cuts: dict[int, Cut] = {}
         for group in finished:
-            cut = judge(group, self.step, self.policy.max_lag, self.unit, self._abandoned)
+            cut = judge(group, self.step, self.policy.max_lag, self.unit, self.abandoned)
             if cut.dropped is None:
                 cuts[group.ticket_id] = cut
             else:
@@ -184,10 +198,23 @@ class Gate:
         changed = self.policy.changed(
             max_lag=max_lag, window=window, slots=slots, push_interval=push_interval
         )
-        self._narrow_window = min(self._window(), changed.window)
-        self._narrow_below = self.ledger.next_ticket_id
-        self.policy = changed
+        self.adopt(changed)
         self.unit = self.unit if unit is None else unit
+
+    def adopt(self, policy: StalenessPolicy) -> None:
+        """Another policy, by the rules of `change`: the window of tickets that are out does not get wider."""
+        self._narrow_window = min(self._window(), policy.window)
+        self._narrow_below = self.ledger.next_ticket_id
+        self.policy = policy
+
+    def state(self) -> GateState:
+        """For a checkpoint, besides policy, unit and version."""
+        return GateState(self.ledger.state(), self._narrow_below, self._narrow_window)
+
+    def restore(self, state: GateState) -> None:
+        """Go on from there; called before anything holds the ledger."""
+        self.ledger = Ledger(state.ledger)
+        self._narrow_below, self._narrow_window = state.narrow_below, state.narrow_window
 
     def counts(self) -> LedgerCounts:
         """The ledger's counts, for a StepRecord; checks the balance first."""
@@ -199,7 +226,8 @@ class Gate:
             return min(self.policy.window, self._narrow_window)
         return self.policy.window
 
-    def _abandoned(self, version: PolicyVersion) -> bool:
+    def abandoned(self, version: PolicyVersion) -> bool:
+        """Whether the learner's weights do not descend from those of this version: a resume rolled them back."""
         if version.epoch == self.version.epoch:
             return version.step > self.step  # weights that do not exist
         return version.step > self._last_step.get(version.epoch, -1)

@@ -24,13 +24,14 @@ from headway.types import DropReason
 
 TRAINED = "trained"
 MASKED = "masked"
+UNASSIGNED = ""  # the generator of a ticket that a resume has taken back and not handed out again
 
 
 class OpenTicket(msgspec.Struct):
     """An outstanding ticket and what was received for it so far.
 
     Attributes:
-        generator: incarnation that holds it; admitted: step of the weights that it had acked then.
+        generator: incarnation that holds it, or UNASSIGNED; admitted: step of the weights that it had acked then.
     """
 
     generator: str
@@ -116,6 +117,7 @@ class Ledger:
         self._failed = source.failed if source else 0
         self._admitted = {ticket_id: ticket.admitted for ticket_id, ticket in self._open.items()}
         self._buffered = {ticket_id for ticket_id, ticket in self._open.items() if ticket.buffered}
+        self._num_unassigned = len(self.in_flight_at(UNASSIGNED))
 
     def state(self) -> LedgerState:
         """The ledger as data, detached from it."""
@@ -143,6 +145,16 @@ class Ledger:
     def in_flight(self) -> int:
         """Outstanding tickets whose group is not finished."""
         return len(self._open) - len(self._buffered)
+
+    @property
+    def unassigned(self) -> list[int]:
+        """Ids in flight that no generator holds, in order."""
+        return self.in_flight_at(UNASSIGNED) if self._num_unassigned else []
+
+    @property
+    def assigned(self) -> int:
+        """Outstanding tickets that a generator holds."""
+        return self.in_flight - self._num_unassigned
 
     @property
     def buffered(self) -> int:
@@ -174,7 +186,29 @@ class Ledger:
         self._tickets.opened += 1
         self._open[ticket_id] = OpenTicket(generator, admitted)
         self._admitted[ticket_id] = admitted
-        self._generators.setdefault(generator, GeneratorTokens())
+        self._num_unassigned += generator == UNASSIGNED
+        if generator != UNASSIGNED:
+            self._generators.setdefault(generator, GeneratorTokens())
+
+    def assign(self, ticket_id: int, generator: str, admitted: int) -> None:
+        """A ticket in flight goes to another generator, whose weights are of step `admitted`, or to UNASSIGNED."""
+        ticket = self._ticket(ticket_id)
+        if ticket.buffered:
+            raise AssertionError(f"ticket {ticket_id} is finished: nobody can hold it")
+        self._num_unassigned += (generator == UNASSIGNED) - (ticket.generator == UNASSIGNED)
+        ticket.generator, ticket.admitted = generator, admitted
+        self._admitted[ticket_id] = admitted
+        if generator != UNASSIGNED:
+            self._generators.setdefault(generator, GeneratorTokens())
+
+    def retire(self) -> list[str]:
+        """Every generator is gone and what it held is unassigned. Returns their incarnations."""
+        for ticket_id, ticket in self._open.items():
+            if not ticket.buffered:
+                self.assign(ticket_id, UNASSIGNED, ticket.admitted)
+        for generator in self._generators:
+            self.lose(generator)
+        return sorted(self._generators)
 
     def refusal(self, ticket_id: int, generator: str) -> DropReason | None:
         """Why an arrival for this ticket from this generator must be refused; None when it is welcome."""
@@ -227,6 +261,16 @@ class Ledger:
             raise AssertionError(f"ticket {ticket_id} finished twice")
         ticket.buffered = True
         self._buffered.add(ticket_id)
+        self._num_unassigned -= ticket.generator == UNASSIGNED
+
+    def unbuffer(self, ticket_id: int) -> None:
+        """The ticket's finished group is given up, not the ticket: it is in flight again, unassigned."""
+        ticket = self._ticket(ticket_id)
+        if ticket.buffered:
+            ticket.buffered = False
+            self._buffered.discard(ticket_id)
+            self._num_unassigned += ticket.generator == UNASSIGNED
+        self.assign(ticket_id, UNASSIGNED, ticket.admitted)
 
     def train(self, ticket_id: int, masked_trajectories: int = 0, masked_tokens: int = 0) -> None:
         """The ticket ends as trained; what was masked from the loss (its tokens, whole trajectories) is
@@ -305,6 +349,7 @@ class Ledger:
     def _end(self, ticket_id: int, outcome: str) -> OpenTicket:
         ticket = self._ticket(ticket_id)
         del self._open[ticket_id], self._admitted[ticket_id]
+        self._num_unassigned -= ticket.generator == UNASSIGNED and not ticket.buffered
         self._buffered.discard(ticket_id)
         self._tickets.end(outcome, 1)
         return ticket

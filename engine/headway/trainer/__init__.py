@@ -2,16 +2,18 @@
 
 from headway.trainer.agreement import check_agreement
 from headway.trainer.batch import LossRow, TrainBatch, prepare
-from headway.trainer.optimizer import FlatOptimizer, UpdateResult
+from headway.trainer.optimizer import FlatOptimizer, FlatState, UpdateResult
 from headway.trainer.schedule import learning_rate
-from headway.trainer.trainer import StepStats, Trainer, score_row
+from headway.trainer.trainer import StepStats, Trainer, TrainerState, score_row
 
 __all__ = [
     "FlatOptimizer",
+    "FlatState",
     "LossRow",
     "StepStats",
     "TrainBatch",
     "Trainer",
+    "TrainerState",
     "UpdateResult",
     "check_agreement",
     "learning_rate",

@@ -25,6 +25,24 @@ class UpdateResult:
     skipped: bool
 
 
+@dataclass(frozen=True)
+class FlatState:
+    """All that an optimizer's updates depend on, besides the number of updates made.
+
+    Attributes:
+        master, exp_avg, exp_avg_sq: fp32 [num_elements], in the manifest's order.
+    """
+
+    master: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+    @staticmethod
+    def empty(num_elements: int) -> FlatState:
+        """Memory for one."""
+        return FlatState(*(torch.zeros(num_elements) for _ in range(3)))
+
+
 class FlatOptimizer:
     """Updates a policy from its flat gradient.
 
@@ -43,10 +61,12 @@ class FlatOptimizer:
         num_decayed = policy.manifest.num_decayed
         parts = ((0, num_decayed, config.weight_decay), (num_decayed, policy.manifest.num_elements, 0.0))
         groups: list[dict[str, object]] = []
+        self._parts: list[tuple[slice, nn.Parameter]] = []
         for start, end, decay in parts:
             if end > start:
                 part = nn.Parameter(self.master[start:end])
                 part.grad = self._grad[start:end]
+                self._parts.append((slice(start, end), part))
                 groups.append({"params": [part], "weight_decay": decay})
         self._adamw = torch.optim.AdamW(
             groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
@@ -70,3 +90,33 @@ class FlatOptimizer:
                 self._policy.round_to_published()
         self._grad.zero_()
         return UpdateResult(norm, skipped)
+
+    def copy_state(self, target: FlatState) -> int:
+        """Copy masters and moments into `target`; returns the number of updates made."""
+        target.master.copy_(self.master)
+        num_updates = 0
+        for place, part in self._parts:
+            state = self._adamw.state[part]
+            for name, moment in (("exp_avg", target.exp_avg), ("exp_avg_sq", target.exp_avg_sq)):
+                if state:
+                    moment[place].copy_(state[name])
+                else:
+                    moment[place].zero_()
+            num_updates = int(state["step"]) if state else 0
+        return num_updates
+
+    def restore(self, source: FlatState, num_updates: int) -> None:
+        """Go on from what copy_state gave; with 0 updates the moments start at zero."""
+        with torch.no_grad():
+            self.master.copy_(source.master)
+        for place, part in self._parts:
+            self._adamw.state[part].clear()
+            if num_updates:
+                self._adamw.state[part].update(
+                    step=torch.tensor(float(num_updates)),
+                    exp_avg=source.exp_avg[place].clone(),
+                    exp_avg_sq=source.exp_avg_sq[place].clone(),
+                )
+        if self._rounded:
+            self._policy.flat.copy_(self.master)
+            self._policy.round_to_published()

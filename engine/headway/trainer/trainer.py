@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from headway.config import RunConfig
 from headway.errors import NumericsError, TrainingStopped
 from headway.model import Policy, attention_context
 from headway.trainer.batch import LossRow, TrainBatch, prepare
-from headway.trainer.optimizer import FlatOptimizer
+from headway.trainer.optimizer import FlatOptimizer, FlatState
 from headway.trainer.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,18 @@ class StepStats:
     skipped: bool
     policy: PolicyStats
     batch: TrainBatch
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """What a trainer's next step depends on, besides weights and moments.
+
+    Attributes:
+        lr: peak learning rate in force; num_updates: made by the optimizer; skipped_in_a_row: steps without one.
+    """
+
+    lr: float
+    num_updates: int
+    skipped_in_a_row: int
 
 
 class Trainer:
@@ -91,6 +104,15 @@ class Trainer:
             fault = "the gradient is not finite" if skipped else ""
         self._note_skip(fault, step, batch)
         return StepStats(loss, grad_norm, lr, skipped, policy, batch)
+
+    def copy_state(self, target: FlatState) -> TrainerState:
+        """Copy weights and moments into `target`; returns the rest. Between two steps only."""
+        return TrainerState(self.lr, self._optimizer.copy_state(target), self._skipped_in_a_row)
+
+    def restore(self, state: TrainerState, source: FlatState) -> None:
+        """Go on from what copy_state gave."""
+        self.lr, self._skipped_in_a_row = state.lr, state.skipped_in_a_row
+        self._optimizer.restore(source, state.num_updates)
 
     def _train_row(self, row: LossRow) -> HeadLoss:
         hidden = self._hidden(self.policy, row)
