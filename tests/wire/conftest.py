@@ -28,6 +28,7 @@ from headway.wire.messages import (
     Event,
     Grant,
     Heartbeat,
+    HeartbeatAck,
     Hello,
     Received,
     Refused,
@@ -83,7 +84,7 @@ def build_ticket(**changes: object) -> Ticket:
 def build_record() -> StepRecord:
     values: dict[str, object] = {}
     split = TimeSplit(1.0, 0.5, 0.25, 0.125)
-    fixed = {"lag_histogram": [5, 1], "learner": split, "generator": split, "skipped": False}
+    fixed = {"lag_histogram": [5, 1], "learner": split, "generator": split, "skipped": False, "changes": []}
     for field in msgspec.structs.fields(StepRecord):
         if field.name in fixed:
             values[field.name] = fixed[field.name]
@@ -134,6 +135,7 @@ def build_messages() -> list[DataMessage]:
             unsent=5,
             split=split,
         ),
+        HeartbeatAck(seq=9),
         Event(ready="tcp://127.0.0.1:1", record=build_record(), status=b"{}"),
         Command(command_id=1, action="set", key="staleness.max_lag", value="1"),
     ]

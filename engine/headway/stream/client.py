@@ -1,8 +1,8 @@
 """The generator's side of the data stream: one DEALER socket that outlives its learner.
 
 Out: Hello on every connection, Trajectories, WeightAck, Bye. In: Welcome, Refused, Grant, Received, ...
-Trajectories are kept until Received names them and go out again, unchanged and in order, after each Welcome;
-a learner drops what it already has by trajectory id. `receive` waits for a message, `wake` or its timeout.
+Trajectories are kept until Received names them and go out again, unchanged and in order, after each Welcome, and
+so does the last WeightAck; a learner drops what it already has. `receive` waits for a message, `wake` or its timeout.
 Owner: the thread that created it (headway.stream.owned); the counters may be read from any thread.
 """
 
@@ -17,8 +17,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from headway.errors import DeadlineExceeded, StreamError, WireError
-from headway.stream.endpoint import Endpoints
+from headway.stream.endpoint import Endpoints, check_connect
 from headway.stream.owned import Owned
+from headway.stream.security import ClientSecurity
 from headway.stream.transport import (
     SEND_UNBOUNDED,
     Context,
@@ -41,6 +42,7 @@ from headway.wire.messages import (
     Stop,
     Trajectories,
     VersionNotice,
+    WeightAck,
     Welcome,
 )
 
@@ -51,6 +53,7 @@ _INCOMING = (Welcome, Refused, Grant, Received, VersionNotice, Cancel, Stop)
 class _Kept(msgspec.Struct):
     frames: list[Frame]
     num_tokens: int
+    ticket_ids: set[int]
     sent: bool = False
 
 
@@ -73,6 +76,8 @@ class GeneratorSocket(Owned):
         patience_s: float,
         give_up_s: float | None,
         limits: Limits,
+        security: ClientSecurity | None,
+        heartbeat_s: float | None,
         clock: Callable[[], float],
     ) -> None:
         super().__init__("a generator's stream socket")
@@ -93,10 +98,12 @@ class GeneratorSocket(Owned):
         self._kept: dict[int, _Kept] = {}
         self._watched: set[int] = set()
         self._others: list[list[Frame]] = []
+        self._last_ack: list[Frame] | None = None
+        self._heartbeat_s = heartbeat_s
         self._context: Context = zmq.Context()
         self._waker = Waker()
         try:
-            self._socket = self._open(hello().incarnation)
+            self._socket = self._open(hello().incarnation, security)
             self._monitor: Socket = self._socket.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             )
@@ -109,8 +116,16 @@ class GeneratorSocket(Owned):
         for source in (self._socket, self._monitor, self._waker.fd):
             self._poller.register(source, zmq.POLLIN)
 
-    def _open(self, incarnation: str) -> Socket:
-        socket = open_socket(self._context, zmq.DEALER, send_mark=SEND_UNBOUNDED, limits=self._limits)
+    def _open(self, incarnation: str, security: ClientSecurity | None) -> Socket:
+        socket = open_socket(
+            self._context,
+            zmq.DEALER,
+            send_mark=SEND_UNBOUNDED,
+            limits=self._limits,
+            heartbeat_s=self._heartbeat_s,
+        )
+        if security is not None:
+            security.protect(socket)
         socket.routing_id = incarnation.encode()
         # Only a live connection takes messages: what is not sent stays here, where it is counted.
         socket.immediate = True
@@ -124,10 +139,13 @@ class GeneratorSocket(Owned):
         endpoints: Endpoints,
         hello: Callable[[], Hello],
         *,
-        max_unacked: int = 4096,
+        max_unacked: int = 1 << 16,
         patience_s: float = 10.0,
         give_up_s: float | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        security: ClientSecurity | None = None,
+        insecure: bool = False,
+        heartbeat_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> GeneratorSocket:
         """Connect to a learner, which may start later; the connection is made, and remade, inside `receive`.
@@ -138,7 +156,13 @@ class GeneratorSocket(Owned):
             max_unacked: Trajectories messages that the credits can make outstanding; more is a bug of ours.
             patience_s: without a learner for so long, say so once in the log.
             give_up_s: without a learner for so long, `receive` raises DeadlineExceeded. None: never.
+            security: needed where the learner demands keys; insecure: go to another machine without.
+            heartbeat_s: as headway.stream.transport.open_socket takes it.
+
+        Raises:
+            StreamError: another machine's address, with neither keys nor `insecure`.
         """
+        check_connect(endpoints.data, secured=security is not None or insecure)
         return cls(
             endpoints.data,
             hello,
@@ -146,6 +170,8 @@ class GeneratorSocket(Owned):
             patience_s=patience_s,
             give_up_s=give_up_s,
             limits=limits,
+            security=security,
+            heartbeat_s=heartbeat_s,
             clock=clock,
         )
 
@@ -165,6 +191,10 @@ class GeneratorSocket(Owned):
         self._own()
         self._watch()
         frames = encode(message)
+        if isinstance(message, WeightAck):
+            # Whatever became of an earlier one, the learner must know what is in force now.
+            self._last_ack = frames
+            return self.connected and send_frames(self._socket, frames)
         if not isinstance(message, Trajectories):
             if self.connected and send_frames(self._socket, frames):
                 return True
@@ -175,7 +205,8 @@ class GeneratorSocket(Owned):
                 f"Trajectories {message.seq} with {len(self._kept)} unacknowledged: "
                 f"at most {self._max_unacked}, each seq once"
             )
-        kept = _Kept(frames, sum(item.num_sampled for item in message.trajectories))
+        ticket_ids = {item.ticket_id for item in (*message.trajectories, *message.failures)}
+        kept = _Kept(frames, sum(item.num_sampled for item in message.trajectories), ticket_ids)
         self._kept[message.seq] = kept
         self.unacked += 1
         self.unacked_tokens += kept.num_tokens
@@ -250,6 +281,8 @@ class GeneratorSocket(Owned):
     def _welcome(self) -> None:
         self.connected = True
         self._said_alone = False
+        if self._last_ack is not None:
+            send_frames(self._socket, self._last_ack)
         self._others = [frames for frames in self._others if not send_frames(self._socket, frames)]
         for kept in self._kept.values():
             self._send_kept(kept)
@@ -270,6 +303,21 @@ class GeneratorSocket(Owned):
         if alone_s >= self._patience_s and not self._said_alone:
             self._said_alone = True
             _log.warning("no learner yet at %s after %.1f s; still trying", self.endpoint, alone_s)
+
+    @property
+    def unacked_tickets(self) -> set[int]:
+        """Tickets of which a member is in a message that is not acknowledged."""
+        return {ticket_id for kept in self._kept.values() for ticket_id in kept.ticket_ids}
+
+    def reconnect(self, why: str) -> None:
+        """Give the present connection up and make a new one: the other end has stopped answering on it."""
+        self._own()
+        _log.warning("connecting to the learner at %s anew: %s", self.endpoint, why)
+        if self.connected:
+            self._alone_since = self._clock()
+        self.connected = self._hello_due = False
+        self._socket.disconnect(self.endpoint)
+        self._socket.connect(self.endpoint)
 
     def wake(self) -> None:
         """End the current or the next wait of `receive`. Any thread may call it."""

@@ -142,6 +142,20 @@ def _prepare_tcp(socket: Socket, endpoint: str, insecure: bool) -> str:
     return f"tcp://{'127.0.0.1' if host == 'localhost' else host}:{'*' if port == '0' else port}"
 
 
+def check_connect(endpoint: str, *, secured: bool) -> None:
+    """Refuse to send samples over a network in the clear, to whoever answers there.
+
+    Raises:
+        StreamError: another machine's address, and neither keys nor an insecure flag.
+    """
+    if not (secured or is_local(endpoint)):
+        raise StreamError(
+            f"refused to connect to {endpoint}, which is another machine, without keys: give the client's key file "
+            "(--keys, made by `headway keys new` where the learner runs), or set stream.insecure on a network "
+            "that you trust"
+        )
+
+
 def is_local(endpoint: str) -> bool:
     """Whether only this machine can be at the other end: ipc, or loopback TCP."""
     match = _TCP.fullmatch(endpoint)

@@ -1,21 +1,23 @@
 """The learner's side of the stream: a data socket and a heartbeat socket, both bound, both ROUTER.
 
 In: Hello, Trajectories, WeightAck, Bye (data) and Heartbeat (heartbeat) from any number of generators.
-Out: Welcome, Refused, Grant, Received, VersionNotice, Cancel, Stop to one generator each.
-`poll` waits for input, `wake` or its timeout. Owner: the thread that created it (headway.stream.owned).
-Whatever a peer sends, nothing is raised: input that is no valid message is counted and dropped.
+Out: Welcome, Refused, Grant, Received, VersionNotice, Cancel, Stop (data) and HeartbeatAck (heartbeat), each to
+one generator. `poll` and `receive` wait for input, `wake` or their timeout. Owner: the thread that created it
+(headway.stream.owned). Whatever a peer sends, nothing is raised: input that is no valid message is counted and dropped.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import NamedTuple
 
 import zmq
 
 from headway.errors import WireError
 from headway.stream.endpoint import LOOPBACK, Endpoints, bind
 from headway.stream.owned import Owned
+from headway.stream.security import Guard, ServerSecurity
 from headway.stream.transport import (
     SEND_GUARD,
     Context,
@@ -27,12 +29,28 @@ from headway.stream.transport import (
 )
 from headway.stream.waker import Waker
 from headway.wire.codec import DEFAULT_LIMITS, Limits, decode, encode
-from headway.wire.messages import Bye, DataMessage, Heartbeat, Hello, Trajectories, WeightAck
+from headway.wire.messages import (
+    Bye,
+    DataMessage,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Trajectories,
+    WeightAck,
+)
 
 _log = logging.getLogger(__name__)
 _Incoming = Hello | Trajectories | WeightAck | Bye | Heartbeat
 _DATA: tuple[type[_Incoming], ...] = (Hello, Trajectories, WeightAck, Bye)
 _HEARTBEAT: tuple[type[_Incoming], ...] = (Heartbeat,)
+
+
+class Arrived(NamedTuple):
+    """A message, and its frames as they came: for whoever keeps them."""
+
+    peer: bytes
+    message: DataMessage
+    frames: list[bytes]
 
 
 class LearnerSocket(Owned):
@@ -52,7 +70,9 @@ class LearnerSocket(Owned):
         heartbeat: str = LOOPBACK,
         *,
         limits: Limits = DEFAULT_LIMITS,
+        security: ServerSecurity | None = None,
         insecure: bool = False,
+        heartbeat_s: float | None = None,
         max_messages: int = 256,
     ) -> None:
         """Bind both sockets.
@@ -60,7 +80,9 @@ class LearnerSocket(Owned):
         Args:
             data, heartbeat: endpoints as headway.stream.endpoint.bind takes them.
             limits: of every message.
-            insecure: allow addresses that other machines can reach.
+            security: only clients on its list get in, whatever the address.
+            insecure: allow addresses that other machines can reach without it.
+            heartbeat_s: as headway.stream.transport.open_socket takes it.
             max_messages: the most that one poll reads from each socket: a flood cannot hold its thread.
 
         Raises:
@@ -71,25 +93,39 @@ class LearnerSocket(Owned):
         self._max_messages = max_messages
         self.rejected: Counter[str] = Counter()
         """Messages dropped because they were not valid, by WireError reason, "direction" or "identity"."""
+        self._heartbeat_s = heartbeat_s
         self._context: Context = zmq.Context()
         self._waker = Waker()
+        self.guard: Guard | None = None
+        """Counts who was let in and who was not; None without `security`."""
         try:
-            self._data = self._open()
-            self._heartbeat = self._open()
+            self.guard = security.guard(self._context) if security is not None else None
+            self._data = self._open(security)
+            self._heartbeat = self._open(security)
             self.endpoints = Endpoints(
                 data=bind(self._data, data, insecure=insecure),
                 heartbeat=bind(self._heartbeat, heartbeat, insecure=insecure),
             )
         except BaseException:
             self._waker.close()
+            if self.guard is not None:
+                self.guard.close()
             self._context.destroy(linger=0)
             raise
         self._poller = zmq.Poller()
         for source in (self._data, self._heartbeat, self._waker.fd):
             self._poller.register(source, zmq.POLLIN)
 
-    def _open(self) -> Socket:
-        socket = open_socket(self._context, zmq.ROUTER, send_mark=SEND_GUARD, limits=self._limits)
+    def _open(self, security: ServerSecurity | None) -> Socket:
+        socket = open_socket(
+            self._context,
+            zmq.ROUTER,
+            send_mark=SEND_GUARD,
+            limits=self._limits,
+            heartbeat_s=self._heartbeat_s,
+        )
+        if security is not None:
+            security.protect(socket)
         # Say that a peer is gone instead of dropping the message.
         socket.router_mandatory = True
         # A generator that reconnects before its old connection is seen to be dead takes its identity over.
@@ -97,6 +133,10 @@ class LearnerSocket(Owned):
         return socket
 
     def poll(self, timeout_s: float) -> list[tuple[bytes, DataMessage]]:
+        """As `receive`, without the frames."""
+        return [(arrived.peer, arrived.message) for arrived in self.receive(timeout_s)]
+
+    def receive(self, timeout_s: float) -> list[Arrived]:
         """What generators sent, heartbeats first; in order per peer and socket.
 
         Waits at most `timeout_s` for input or `wake`; returns at once, possibly with nothing, after either.
@@ -110,27 +150,27 @@ class LearnerSocket(Owned):
             self._waker.clear()
         return self._drain()
 
-    def _drain(self) -> list[tuple[bytes, DataMessage]]:
-        messages: list[tuple[bytes, DataMessage]] = []
+    def _drain(self) -> list[Arrived]:
+        messages: list[Arrived] = []
         for socket, kinds in ((self._heartbeat, _HEARTBEAT), (self._data, _DATA)):
             for _ in range(self._max_messages):
                 try:
                     frames = receive_frames(socket, 1 + self._limits.max_frames)
                     if frames is None:
                         break
-                    messages.append((frames[0], self._read(frames, kinds)))
+                    messages.append(self._read(frames, kinds))
                 except WireError as fault:
                     self._reject(fault)
         return messages
 
-    def _read(self, frames: list[bytes], kinds: tuple[type[_Incoming], ...]) -> DataMessage:
-        peer = frames[0]
-        message = decode(frames[1:], limits=self._limits)
+    def _read(self, frames: list[bytes], kinds: tuple[type[_Incoming], ...]) -> Arrived:
+        peer = frames.pop(0)
+        message = decode(frames, limits=self._limits)
         if not isinstance(message, kinds):
             raise WireError("direction", f"{type(message).__name__} is not for this socket")
         if message.incarnation.encode() != peer:
             raise WireError("identity", f"peer {peer[:40]!r} speaks for {message.incarnation[:40]!r}")
-        return message
+        return Arrived(peer, message, frames)
 
     def _reject(self, fault: WireError) -> None:
         self.rejected[fault.reason] += 1
@@ -144,7 +184,8 @@ class LearnerSocket(Owned):
             peer: as `poll` gave it (the generator's incarnation).
         """
         self._own()
-        return send_frames(self._data, [peer, *encode(message)])
+        socket = self._heartbeat if isinstance(message, HeartbeatAck) else self._data
+        return send_frames(socket, [peer, *encode(message)])
 
     def wake(self) -> None:
         """End the current or the next wait of `poll`. Any thread may call it."""
@@ -156,6 +197,8 @@ class LearnerSocket(Owned):
             self._waker.close()
             self._data.close()
             self._heartbeat.close()
+            if self.guard is not None:
+                self.guard.close()
             self._context.term()
 
     def __enter__(self) -> LearnerSocket:

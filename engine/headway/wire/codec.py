@@ -36,6 +36,7 @@ from headway.wire.messages import (
     Event,
     Grant,
     Heartbeat,
+    HeartbeatAck,
     Hello,
     Message,
     Received,
@@ -119,6 +120,7 @@ _Head = (
     | Stop
     | Bye
     | Heartbeat
+    | HeartbeatAck
     | Event
     | Command
 )
@@ -215,6 +217,8 @@ def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> DataM
         )
     if isinstance(message, Grant):
         _check_items(len(message.tickets), "tickets", limits)
+    elif isinstance(message, Hello):
+        _check_items(len(message.tickets), "ticket ids", limits)
     elif isinstance(message, Cancel):
         _check_items(len(message.ticket_ids), "ticket ids", limits)
     return message

@@ -3,6 +3,7 @@
 generator -> learner   Hello, Trajectories, WeightAck, Bye          on the data socket
                        Heartbeat                                    on the heartbeat socket
 learner -> generator   Welcome, Refused, Grant, Received, VersionNotice, Cancel, Stop   on the data socket
+                       HeartbeatAck                                 on the heartbeat socket
 learner -> supervisor  Event                                        on the control socket
 supervisor -> learner  Command                                      on the control socket
 """
@@ -27,6 +28,8 @@ class Hello(Message, frozen=True):
         run_id, schema: must equal the learner's, else Refused.
         generator: index of the generator; incarnation: new for every process start, unique in the run.
         max_running: sequences it decodes at once; serving: the version now in force, None before the first.
+        tickets: those it holds, and those of which it has members that no Received has named. An outstanding
+            ticket that is not among them was lost on its way, and is granted again.
     """
 
     run_id: str
@@ -37,6 +40,7 @@ class Hello(Message, frozen=True):
     host: str
     max_running: int
     serving: PolicyVersion | None
+    tickets: list[int] = []
 
 
 class Welcome(Message, frozen=True):
@@ -77,7 +81,7 @@ class Trajectories(Message, frozen=True):
 
 
 class Received(Message, frozen=True):
-    """Ack of one Trajectories message: everything in it is now the learner's."""
+    """Ack of one Trajectories message: everything in it is on the learner's disk and will not be asked for again."""
 
     seq: int
 
@@ -145,6 +149,12 @@ class Heartbeat(Message, frozen=True):
     split: TimeSplit
 
 
+class HeartbeatAck(Message, frozen=True):
+    """The learner's answer to the Heartbeat of this `seq`: its intake turns, and the way there and back is open."""
+
+    seq: int
+
+
 class Event(Message, frozen=True):
     """From the learner to the supervisor: exactly one kind of news.
 
@@ -188,6 +198,7 @@ DataMessage = (
     | Stop
     | Bye
     | Heartbeat
+    | HeartbeatAck
     | Event
     | Command
 )
