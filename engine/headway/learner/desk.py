@@ -17,6 +17,8 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 
+import msgspec
+
 from headway.buffer import Batch, Buffer, Group
 from headway.config import RunConfig
 from headway.errors import TrainingStopped, WeightError
@@ -24,6 +26,7 @@ from headway.learner.failures import FailureWatch
 from headway.learner.judge import GroupJudge, rewards
 from headway.learner.peers import Peer
 from headway.learner.prompts import PromptSource, TokenisedPrompt
+from headway.learner.state import DeskState
 from headway.learner.tickets import TicketMaker
 from headway.staleness import Gate
 from headway.stream import LivenessMonitor
@@ -91,10 +94,34 @@ class Desk:
         self._deadlines: dict[int, tuple[float, bytes]] = {}
         self._digests: dict[PolicyVersion, str] = {}
         self._unchecked: list[tuple[bytes, WeightAck]] = []
+        self._round_start = 0
         self._notices = self._grants = self._bad_digests = 0
         self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
         self._flat_rewards: list[float] = []
         self._lost_split = TimeSplit(0.0, 0.0, 0.0, 0.0)
+
+    # Checkpoints ----------------------------------------------------------------------------------------------
+
+    def state(self) -> DeskState:
+        """What is to be known besides gate and buffer."""
+        started = self.first_ticket_s
+        num_replaced, kept = self._judge.state()
+        return DeskState(
+            num_received=self.num_sampled_received,
+            flat_rewards=list(self._flat_rewards),
+            num_replaced=num_replaced,
+            kept=kept,
+            round_start=self._round_start,
+            elapsed_s=None if started is None else self._clock() - started,
+        )
+
+    def restore(self, state: DeskState) -> None:
+        """Go on from there; the time between does not count as elapsed."""
+        self.num_sampled_received = state.num_received
+        self._flat_rewards = list(state.flat_rewards)
+        self._judge.restore(state.num_replaced, state.kept)
+        self._round_start = state.round_start
+        self.first_ticket_s = None if state.elapsed_s is None else self._clock() - state.elapsed_s
 
     # Generators -----------------------------------------------------------------------------------------------
 
@@ -279,6 +306,8 @@ class Desk:
                 ticket = self._issue(peer, now)
                 if ticket is None:
                     break
+                if not issued:
+                    self._round_start = ticket.ticket_id
                 issued += 1
                 grants.setdefault(peer.address, []).append(ticket)
         if grants and self.first_ticket_s is None:
@@ -298,14 +327,24 @@ class Desk:
     def _wanted(self) -> int:
         """Tickets that the rest of the run can still use."""
         left = (self._config.steps - self.gate.step) * self._config.batch.prompts
-        return max(0, left - self.gate.ledger.in_flight - self.gate.ledger.buffered)
+        return max(0, left - self.gate.ledger.assigned - self.gate.ledger.buffered)
 
     def _issue(self, peer: Peer, now: float) -> Ticket | None:
-        prompt = self._prompts.next()
-        if prompt is None or peer.acked is None:
+        """A ticket that a resume has taken back goes first, as it was; else a new one."""
+        if peer.acked is None:
             return None
-        ticket = self._tickets.make(self.gate.ledger.next_ticket_id, prompt, peer.acked)
-        self.buffer.issued(ticket, peer.incarnation)
+        taken_back = self.gate.ledger.unassigned
+        if taken_back:
+            before = self.buffer.ticket(taken_back[0])
+            assert before is not None
+            ticket = msgspec.structs.replace(before, admitted=peer.acked)
+            self.buffer.reissued(ticket, peer.incarnation)
+        else:
+            prompt = self._prompts.next()
+            if prompt is None:
+                return None
+            ticket = self._tickets.make(self.gate.ledger.next_ticket_id, prompt, peer.acked)
+            self.buffer.issued(ticket, peer.incarnation)
         peer.tickets.add(ticket.ticket_id)
         self._deadlines[ticket.ticket_id] = (now + ticket.deadline_s, peer.address)
         return ticket

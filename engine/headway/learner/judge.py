@@ -25,6 +25,14 @@ class GroupJudge:
         self._replaced = 0
         self._kept: set[int] = set()
 
+    def state(self) -> tuple[int, list[int]]:
+        """Replacements since the last step, and the flat groups that are kept."""
+        return self._replaced, sorted(self._kept)
+
+    def restore(self, replaced: int, kept: Sequence[int]) -> None:
+        """Go on from `state`."""
+        self._replaced, self._kept = replaced, set(kept)
+
     def step_done(self) -> None:
         """A batch was consumed: the bound on replacements starts anew."""
         self._replaced = 0

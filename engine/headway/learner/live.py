@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.config import RunConfig
-from headway.config.live_keys import changed
+from headway.config.checks import value_of
+from headway.config.live_keys import LIVE_KEYS, changed
 from headway.config.loading import parse_value
 from headway.errors import ConfigError, HeadwayError
 from headway.learner.desk import Desk
@@ -15,7 +16,7 @@ from headway.learner.intake import Intake
 from headway.learner.publisher import PushInterval
 from headway.learner.setup import recipe_of
 from headway.staleness import EssController, StalenessUnit
-from headway.staleness.ess import EssLimits
+from headway.staleness.ess import EssLimits, EssState
 from headway.stream import LearnerControl
 from headway.trainer import Trainer
 from headway.types import SettingChange, StepRecord
@@ -32,6 +33,9 @@ class Settings:
         config: of the run. desk, trainer, interval: what the changes act on; the caller holds the desk.
         note: told what people should know.
         on_change: told each change as it takes effect, with the step whose weights are in force.
+
+    Attributes:
+        config: in force. asked: without the moves of target_ess: what a resume starts from.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Settings:
         note: Callable[[str], None],
         on_change: Callable[[int, SettingChange], None] = lambda step, change: None,
     ) -> None:
-        self.config = config
+        self.config = self.asked = config
         self._desk = desk
         self._trainer = trainer
         self._interval = interval
@@ -77,6 +81,7 @@ class Settings:
             self._trainer.recipe = recipe_of(config.algo)
         self.config = config
         if source != TARGET_ESS:  # the loop's limits are what people ask for
+            self.asked = changed(self.asked, key, value)
             self._controller = self._make_controller()
         change = SettingChange(key, str(value), source)
         self._recent.append(change)
@@ -96,6 +101,26 @@ class Settings:
                 "the fewest slots, a push every step and the tightest clip bound; lower learner.lr or the target"
             )
         self._said_exhausted = controller.exhausted
+
+    @property
+    def ess_state(self) -> EssState | None:
+        """Of the loop, None when it is off."""
+        return None if self._controller is None else self._controller.state()
+
+    def restore(self, asked: RunConfig, in_force: RunConfig, ess: EssState | None) -> None:
+        """Go on with what target_ess had moved, where the recipe still asks for the same.
+
+        Args:
+            asked, in_force: of the checkpoint.
+        """
+        if self._controller is None or ess is None:
+            return
+        same = [key for key in LIVE_KEYS if value_of(self.config, key) == value_of(asked, key)]
+        for key in same:
+            if value_of(in_force, key) != value_of(asked, key):
+                self.set(key, value_of(in_force, key), TARGET_ESS)
+        if len(same) == len(LIVE_KEYS):
+            self._controller.restore(ess)
 
     def take_changes(self) -> list[SettingChange]:
         """What has changed since the last call."""

@@ -11,6 +11,7 @@ import numpy as np
 from headway.buffer import Group
 from headway.learner.desk import Desk
 from headway.learner.publisher import PushStats
+from headway.learner.state import RecorderState
 from headway.telemetry import SplitClock
 from headway.trainer import StepStats
 from headway.types import (
@@ -52,7 +53,26 @@ class Recorder:
         self._num_trajectories = self._num_tokens = 0
         self._rewards: deque[float] = deque(maxlen=10)
         self._finished_s = now()
-        self._generator = TimeSplit(0.0, 0.0, 0.0, 0.0)
+        self._generator = self._learner_before = TimeSplit(0.0, 0.0, 0.0, 0.0)
+
+    def state(self) -> RecorderState:
+        """The sums so far, for a checkpoint."""
+        return RecorderState(
+            lags=self._lags.tolist(),
+            num_trajectories=self._num_trajectories,
+            num_tokens=self._num_tokens,
+            rewards=list(self._rewards),
+            learner=_sum(self._learner_before, self._clock.split()),
+            generator=self._generator,
+        )
+
+    def restore(self, state: RecorderState) -> None:
+        """Go on from there."""
+        self._lags = np.array(state.lags, np.int64)
+        self._num_trajectories, self._num_tokens = state.num_trajectories, state.num_tokens
+        self._rewards.extend(state.rewards)
+        self._learner_before, self._generator = state.learner, state.generator
+        self._last_received = self._desk.num_sampled_received
 
     def step(
         self,
@@ -61,8 +81,13 @@ class Recorder:
         version: PolicyVersion,
         stats: StepStats,
         push: PushStats,
+        checkpoint_s: float = 0.0,
     ) -> StepRecord:
-        """The row of the step that consumed `groups` with weights `consumed` and made `version`."""
+        """The row of the step that consumed `groups` with weights `consumed` and made `version`.
+
+        Args:
+            checkpoint_s: that training has stood still for checkpoints since the last row.
+        """
         now, unix, learner = self._now(), self._unix(), self._clock.lap()
         interval = max(1e-9, now - self._last_s)
         trajectories = stats.batch.trajectories
@@ -118,6 +143,7 @@ class Recorder:
             in_flight=counts.tickets["in_flight"],
             generators=len(self._desk.peers),
             changes=self._take_changes(),
+            checkpoint_s=checkpoint_s,
         )
         self._remember(record, now, received, lags)
         return record
@@ -129,8 +155,7 @@ class Recorder:
         self._rewards.append(record.reward)
         size = max(len(self._lags), len(lags))
         self._lags = np.pad(self._lags, (0, size - len(self._lags))) + np.pad(lags, (0, size - len(lags)))
-        a, b = self._generator, record.generator
-        self._generator = TimeSplit(a.work + b.work, a.push + b.push, a.idle + b.idle, a.other + b.other)
+        self._generator = _sum(self._generator, record.generator)
 
     def status(self, status: str, cause: str) -> LearnerStatus:
         """The last row. Wall time runs from the first ticket to the last update."""
@@ -147,13 +172,17 @@ class Recorder:
             reward_last_10=float(np.mean(self._rewards)) if self._rewards else 0.0,
             max_lag_seen=int(np.flatnonzero(self._lags)[-1]) if self._lags.any() else 0,
             lag_histogram=self._lags.tolist(),
-            learner=self._clock.split(),
+            learner=_sum(self._learner_before, self._clock.split()),
             generator=self._generator,
             tickets=counts.tickets,
             trajectories=counts.trajectories,
             tokens=counts.tokens,
             dropped=counts.dropped,
         )
+
+
+def _sum(a: TimeSplit, b: TimeSplit) -> TimeSplit:
+    return TimeSplit(a.work + b.work, a.push + b.push, a.idle + b.idle, a.other + b.other)
 
 
 def _lag_histogram(trajectories: list[Trajectory], step: int) -> np.ndarray:

@@ -16,6 +16,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 SMOOTHING = 0.3  # of the newest measurement
 BAND = 0.25  # of the way from the target to 1: no move while the measurement is this close
 CLIP_FACTOR = 0.8
@@ -37,6 +39,17 @@ class EssLimits:
     slots: int
     push_interval: int
     clip: Mapping[str, float]
+
+
+class EssState(msgspec.Struct, frozen=True):
+    """A controller as data, for checkpoints: what it measured, and where it has moved what it moves."""
+
+    measured: float | None
+    exhausted: bool
+    slots: int
+    interval: int
+    clip_share: float
+    settle: int
 
 
 class EssController:
@@ -89,6 +102,18 @@ class EssController:
         if moves:
             self._settle = -(-self._slots // self.limits.groups_per_step)
         return moves
+
+    def state(self) -> EssState:
+        """For a checkpoint."""
+        return EssState(
+            self.measured, self.exhausted, self._slots, self._interval, self._clip_share, self._settle
+        )
+
+    def restore(self, state: EssState) -> None:
+        """Go on from there; the settings that it had moved are for the caller to put in force."""
+        self.measured, self.exhausted = state.measured, state.exhausted
+        self._slots, self._interval = state.slots, state.interval
+        self._clip_share, self._settle = state.clip_share, state.settle
 
     def _tighten(self) -> dict[str, int | float]:
         if self._interval > 1:

@@ -63,6 +63,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         dropped: tickets by drop reason, since the start; buffered: groups waiting in the buffer.
         in_flight: tickets outstanding at the generators; generators: live ones.
         changes: settings changed since the last row; the step was made with them.
+        checkpoint_s: seconds that training has stood still for checkpoints since the last row (part of
+            learner.other).
     """
 
     step: int
@@ -109,6 +111,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     in_flight: int
     generators: int
     changes: list[SettingChange] = []
+    checkpoint_s: float = 0.0
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
