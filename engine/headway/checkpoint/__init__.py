@@ -8,7 +8,7 @@ What a checkpoint contains is the learner's business (headway.learner.state). No
 
 from headway.checkpoint.disk import CheckpointDisk
 from headway.checkpoint.saver import Saver, Snapshot
-from headway.checkpoint.store import Checkpoint, CheckpointStore, Marker, Search
+from headway.checkpoint.store import Checkpoint, CheckpointStore, Marker, Pieces, Search
 from headway.checkpoint.tensors import load, pieces
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointDisk",
     "CheckpointStore",
     "Marker",
+    "Pieces",
     "Saver",
     "Search",
     "Snapshot",
