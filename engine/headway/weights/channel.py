@@ -120,16 +120,19 @@ class ChannelReceiver(Protocol):
         """Return as soon as `newest` may answer something new, at the latest after `timeout_s`."""
         ...
 
-    def newest(self, base_digest: str) -> PayloadHeader | None:
-        """The payload that brings the state `base_digest` forward, best first: a delta from it, else a whole one.
+    def newest(self, held: PolicyVersion | None, base_digest: str) -> PayloadHeader | None:
+        """The payload that brings what is held forward, best first: a delta from `base_digest`, else a whole one.
 
-        A store may need several hops (an anchor, then deltas): each call names the next.
+        A store may need several hops (an anchor, then deltas): each call names the next. A version whose weights
+        equal those of the one before has an empty delta, whose base and state digests are equal.
 
         Args:
-            base_digest: of the state held so far; "" when there is none, or when it is not to be trusted.
+            held: the version held so far, None when there is none.
+            base_digest: of its state; "" when there is none, or when it is not to be trusted: then only a whole
+                state will do, that of the version held included.
 
         Returns:
-            None when that state is the newest, or nothing was published yet.
+            None when nothing newer than `held` is published (base_digest "": nothing at all).
         """
         ...
 
