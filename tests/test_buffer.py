@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.buffer import Arrival, Buffer
-from headway.staleness import Gate, WindowPolicy
+from headway.staleness import Gate, StalenessUnit, WindowPolicy
 from headway.types import (
     DropReason,
     FinishReason,
@@ -257,3 +258,53 @@ def test_any_order_of_arrivals_makes_the_same_groups(data: st.DataObject) -> Non
     assert refused == len(again)
     assert [[t.member for t in group.trajectories] for group in buffer.groups] == [[*range(s)] for s in sizes]
     assert counts(buffer)["tickets"]["in_flight"] == 0
+
+
+def spanning(member: int, *versions: int) -> Trajectory:
+    """One token a version, given by its step."""
+    spans = [VersionSpan(2 + k, 3 + k, PolicyVersion(0, step)) for k, step in enumerate(versions)]
+    return msgspec.structs.replace(trajectory(0, member, num_tokens=len(versions)), spans=spans)
+
+
+def late_buffer(unit: StalenessUnit, *members: Trajectory) -> Buffer:
+    """One finished group, to be consumed by step 6 with max_lag 2."""
+    gate = Gate(WindowPolicy(2, 1), version=PolicyVersion(0, 6), unit=unit)
+    buffer = Buffer(gate, clock=lambda: 17.0)
+    buffer.issued(ticket(0, len(members)), "a")
+    for member in members:
+        buffer.add(member, "a")
+    return buffer
+
+
+def test_a_stale_member_is_dropped_and_counted_and_the_fresh_ones_are_trained() -> None:
+    buffer = late_buffer(StalenessUnit.TRAJECTORY, spanning(0, 3, 6, 6), spanning(1, 5, 6), spanning(2, 4))
+    (group,) = buffer.take().groups
+    assert [member.member for member in group.trajectories] == [1, 2]
+    assert [(f.member, f.reason, f.num_tokens) for f in group.failures] == [(0, DropReason.STALE, 3)]
+    buffer.gate.trained([0], PolicyVersion(0, 7), {0: (0, group.num_masked)})
+    assert counts(buffer)["trajectories"] == {
+        "received": 3, "trained": 2, "masked": 0, "dropped": 1, "dropped.stale": 1, "buffered": 0, "failed": 0
+    }  # fmt: skip
+    assert counts(buffer)["tokens"]["dropped.stale"] == 3
+
+
+def test_one_fresh_member_alone_goes_with_its_group() -> None:
+    buffer = late_buffer(StalenessUnit.TRAJECTORY, spanning(0, 3), spanning(1, 3), spanning(2, 6))
+    batch = buffer.take()
+    assert batch.groups == []
+    assert [(group.ticket_id, reason) for group, reason in batch.dropped] == [(0, DropReason.STALE)]
+    assert counts(buffer)["tickets"]["dropped.stale"] == 1
+
+
+def test_by_token_the_old_ones_are_masked_and_stay_as_context() -> None:
+    buffer = late_buffer(StalenessUnit.TOKEN, spanning(0, 3, 3, 4, 6), spanning(1, 6, 6), spanning(2, 3, 3))
+    (group,) = buffer.take().groups
+    assert [member.member for member in group.trajectories] == [0, 1]
+    first = group.trajectories[0]
+    assert first.loss_mask.tolist() == [False, False, False, False, True, True]
+    assert first.num_tokens == 6
+    assert all(lag <= 2 for lag in first.token_lags(6)[first.loss_mask[2:]])
+    assert group.num_masked == 2
+    buffer.gate.trained([0], PolicyVersion(0, 7), {0: (0, group.num_masked)})
+    tokens = counts(buffer)["tokens"]
+    assert (tokens["received"], tokens["trained"], tokens["masked"], tokens["dropped.stale"]) == (8, 4, 2, 2)

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headway.staleness import Finished, Gate, WindowPolicy
+from headway.staleness import (
+    CapacityPolicy,
+    DropPolicy,
+    Finished,
+    Gate,
+    StalenessPolicy,
+    WaitPolicy,
+    WindowPolicy,
+)
+from headway.staleness.free import FreePolicy
 from headway.types import DropReason, PolicyVersion, Sampling, Ticket
 
 DEADLINE_S = 60.0
@@ -23,7 +32,7 @@ DEADLINE_S = 60.0
 class World:
     """What differs between schedules."""
 
-    policy: WindowPolicy
+    policy: StalenessPolicy
     num_members: int = 2
     num_generators: int = 2
     capacity: int = 4  # groups that a generator decodes at once; others wait there
@@ -89,7 +98,12 @@ class Simulation:
         self.grant()
         if not self.training:
             selection = self.gate.select(self.finished.values())
-            assert selection.drop == [], "the bound makes a stale group impossible"
+            assert not (self.world.policy.bounded and selection.drop), "the bound makes this impossible"
+            for ticket_id, reason in selection.drop:
+                assert reason is DropReason.STALE
+                del self.finished[ticket_id]
+                self.tickets["dropped"] += 1
+                self.tickets["stale"] += 1
             if selection.take:
                 self.consume(selection.take)
         self.gate.ledger.check()
@@ -230,13 +244,18 @@ class Simulation:
                 steps.add(step)
 
 
-def random_world(seed: int) -> World:
+def random_world(seed: int, kind: type[FreePolicy] | None = None) -> World:
     rng = random.Random(seed)
     groups, slack, window = rng.randint(1, 5), rng.randint(0, 4), rng.choice([1, 1, 2, 3, 5, 8, 13])
-    max_lag = slack + -(-(window - 1) // groups)
     slots = rng.choice([None, None, groups + rng.randint(0, 2 * groups)])
+    interval = rng.randint(1, slack + 1)
+    if kind is None:
+        max_lag = slack + -(-(window - 1) // groups)
+        policy: StalenessPolicy = WindowPolicy(max_lag, groups, window, interval, slots)
+    else:
+        policy = kind(slack, groups, interval, slots)
     return World(
-        policy=WindowPolicy(max_lag, groups, window, rng.randint(1, slack + 1), slots),
+        policy=policy,
         num_members=rng.randint(1, 3),
         num_generators=rng.randint(1, 4),
         capacity=rng.randint(1, 8),
@@ -258,6 +277,45 @@ def test_no_token_above_max_lag_in_1000_random_schedules(chunk: int) -> None:
         simulation = Simulation(random_world(seed), seed).run()
         assert len(set(simulation.trained)) == len(simulation.trained)
         assert max(simulation.lags) <= simulation.world.policy.max_lag
+
+
+@pytest.mark.parametrize("kind", [CapacityPolicy, DropPolicy, WaitPolicy])
+def test_every_policy_keeps_max_lag_at_consumption(kind: type[FreePolicy]) -> None:
+    """And `wait` wastes nothing, although it lets groups overtake each other without a window."""
+    stale = 0
+    for seed in range(250):
+        simulation = Simulation(random_world(seed, kind), seed).run()
+        assert max(simulation.lags) <= simulation.world.policy.max_lag
+        stale += simulation.tickets["stale"]
+    assert (stale == 0) == (kind is WaitPolicy)
+
+
+def test_a_straggler_is_dropped_by_one_policy_waited_for_by_another_and_overtaken_by_neither_beyond_max_lag() -> (
+    None
+):
+    outcomes: dict[str, tuple[int, float]] = {}
+    for kind in (CapacityPolicy, DropPolicy, WaitPolicy):
+        world = World(
+            kind(2, 4), capacity=8, generate_s=(0.4, 0.5), straggler=0.05, train_s=(0.5, 0.5), num_steps=200
+        )
+        simulation = Simulation(world, seed=3).run()
+        assert max(simulation.lags) <= 2
+        outcomes[kind.name] = (simulation.tickets["stale"], simulation.idle_s / simulation.now)
+    assert outcomes["wait"][0] == 0 < outcomes["drop"][0]
+    assert outcomes["wait"][1] > outcomes["drop"][1] + 0.2  # it pays in idle time what the other pays in work
+
+
+def test_slots_that_do_not_wait_for_acks_cost_stale_groups() -> None:
+    """A generator that outruns the learner, nobody straggles: `drop` starts groups on weights that a push is
+    about to replace, and more slots make it worse; a slot that returns with the ack wastes nothing.
+    """
+    stale: list[int] = []
+    for policy in (CapacityPolicy(1, 4), DropPolicy(1, 4), DropPolicy(1, 4, slots=24)):
+        world = World(policy, capacity=64, generate_s=(0.01, 0.02), train_s=(1.0, 1.0), num_steps=100)
+        simulation = Simulation(world, seed=0).run()
+        assert max(simulation.lags) <= 1
+        stale.append(simulation.tickets["stale"])
+    assert stale[0] == 0 < stale[1] < stale[2]
 
 
 @pytest.mark.parametrize("num_generators", [1, 2, 3, 8])

@@ -97,6 +97,24 @@ def run(
     return running.run_serially(config, chosen) if serial else running.run(config, chosen, logs)
 
 
+@app.command(name="set")
+def set_(
+    run: Annotated[Path, typer.Argument(help="folder of the run")],
+    key: Annotated[str, typer.Argument(help="dotted key, such as staleness.max_lag")],
+    value: Annotated[str, typer.Argument(help="as in a recipe")],
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="seconds to wait for the answer")
+    ] = 60.0,
+    debug: Debug = False,
+) -> int:
+    """Change a setting of a run while it goes on; in force, and in the run's record, when this returns."""
+    from headway.cli import running
+
+    running.change(run, key, value, timeout_s)
+    typer.echo(f"{key} = {value}")
+    return 0
+
+
 @app.command()
 def learner(
     run_dir: Annotated[Path, typer.Option("--run", help="folder of the run")],

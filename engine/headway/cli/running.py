@@ -1,4 +1,4 @@
-"""`headway run` and `headway selfcheck`: the recipe, the view, the signals and the exit status."""
+"""`headway run`, `headway set` and `headway selfcheck`: the recipe, the view, the signals and the exit status."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 from types import FrameType
 
 from headway.cli.errors import EXIT_FAILED
-from headway.config import RunConfig, create_run, load_recipe
+from headway.config import RunConfig, create_run, load_recipe, open_run
 from headway.engine import Engine
 from headway.errors import ConfigError, HeadwayError
 from headway.launch import STOP_WITHIN_S, PlainView
 from headway.launch.tally import Tally
+from headway.stream import request
 from headway.telemetry import JsonlSink, MetricsSink
 from headway.types import LearnerStatus, StepRecord
+from headway.wire.messages import Command
 
 _INTERRUPTS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGTERM: "ended by SIGTERM"}
 
@@ -156,3 +158,17 @@ def _handling(handler: signal._HANDLER) -> Generator[None]:  # pyright: ignore[r
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+def change(run_dir: Path, key: str, value: str, timeout_s: float) -> None:
+    """`headway set`: change a key of a live run.
+
+    Raises:
+        ConfigError: not a run's folder, or the key cannot be changed to this value.
+        StreamError: the run is not alive. DeadlineExceeded: it did not answer in time.
+    """
+    folder, _ = open_run(run_dir)
+    command = Command(command_id=0, action="set", key=key, value=value)
+    error = request(folder.run_id, command, timeout_s)
+    if error:
+        raise ConfigError([(key, error)])

@@ -26,7 +26,7 @@ from headway.launch.leftovers import remove_run, remove_stale
 from headway.launch.program import HEADWAY, learner_command
 from headway.launch.surroundings import child_environment
 from headway.launch.tally import Tally
-from headway.stream import SupervisorControl
+from headway.stream import RequestServer, SupervisorControl
 from headway.telemetry import MetricsSink
 from headway.types import LearnerStatus, StepRecord
 from headway.wire.messages import Command, Event
@@ -82,6 +82,7 @@ class Supervisor:
         self._learner: Child | None = None
         self._ready = False
         self._fleet = Fleet(config, folder, program, self._note, echo)
+        self._requests: RequestServer | None = None  # opened by its thread
         self._control = SupervisorControl()
         self._control.release()  # the supervisor's thread takes it over
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -135,16 +136,20 @@ class Supervisor:
             self._feed(lambda sink: sink.finish(status))
             with contextlib.suppress(HeadwayError, OSError):
                 self._control.close()
+                if self._requests is not None:
+                    self._requests.close()
             remove_run(self._folder.run_id)
 
     def _supervise(self) -> LearnerStatus:
         """The main loop: until the learner said how it ended, or nothing more can be done."""
         for path in remove_stale():
             self._note(f"removed {path}, left behind by a run that was killed")
+        self._requests = RequestServer(self._folder.run_id)
         self._learner = self._start_learner()
         while self._status is None:
             for event in self._control.poll(TICK_S):
                 self._take(event)
+            self._take_requests(self._requests)
             self._send_commands()
             if self._status is None:
                 self._check_learner(self._learner)
@@ -186,6 +191,20 @@ class Supervisor:
     def _record(self, record: StepRecord) -> None:
         self._tally.add(record)
         self._feed(lambda sink: sink.step(record))
+
+    def _take_requests(self, requests: RequestServer) -> None:
+        """What other processes of this user ask for: settings only, a run is stopped by its signals."""
+        for who, command in requests.poll():
+            if command.action != "set":
+                requests.answer(who, command.command_id, f"unknown action {command.action!r}; there is: set")
+                continue
+
+            def answer(error: str, who: bytes = who, command: Command = command) -> None:
+                requests.answer(who, command.command_id, error)
+                if not error:
+                    self._note(f"set {command.key} = {command.value}")
+
+            self.command("set", command.key, command.value, answer)
 
     def _send_commands(self) -> None:
         """Hands waiting commands to the learner, in order; they wait while it is not connected."""

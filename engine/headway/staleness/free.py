@@ -7,9 +7,10 @@
 A batch is the P finished groups admitted for the oldest weights. For max_lag = 0 all three are the synchronous
 loop: tickets go out in whole rounds, to generators that have acked v.
 
-    capacity   accepted + running <= (S + v + 1) P, accepted = trained + buffered. Bounds the sum of the lags, not
+    capacity   accepted + running <= (S + a + 1) P, accepted = trained + buffered. Bounds the sum of the lags, not
                each one: a straggler is overtaken without limit, and dropped as stale when it comes.
-    drop       any number of slots; what is too old when a batch is chosen is dropped and its prompt issued anew.
+    drop       any number of slots, back as soon as a group ends; what is too old when a batch is chosen is dropped
+               and its prompt issued anew.
     wait       no group is ever too old: a batch is held back while it would leave one behind that the following
                steps cannot take in time.
 """
@@ -126,9 +127,16 @@ class FreePolicy:
 
 
 class CapacityPolicy(FreePolicy):
-    """accepted + running <= (S + v + 1) P. With v P groups trained, that is (S + 1) P tickets outstanding."""
+    """accepted + running <= (S + a + 1) P. With v P groups trained, (S + 1 + a - v) P tickets are outstanding."""
 
     name = "capacity"
+
+    def budget(
+        self, step: int, acked_step: int, in_flight: int, buffered: int, admitted: Mapping[int, int]
+    ) -> int:
+        """See StalenessPolicy."""
+        room = (self.max_lag + 1 + acked_step - step) * self.groups_per_step - in_flight - buffered
+        return max(0, min(room, super().budget(step, acked_step, in_flight, buffered, admitted)))
 
 
 class DropPolicy(FreePolicy):

@@ -4,6 +4,7 @@ from headway.stream.client import GeneratorSocket
 from headway.stream.control import LearnerControl, SupervisorControl
 from headway.stream.endpoint import Endpoints, ipc_directory, ipc_endpoint
 from headway.stream.heartbeat import HeartbeatThread, LivenessMonitor
+from headway.stream.requests import RequestServer, request
 from headway.stream.security import ClientSecurity, Guard, ServerSecurity
 from headway.stream.server import LearnerSocket
 
@@ -16,8 +17,10 @@ __all__ = [
     "LearnerControl",
     "LearnerSocket",
     "LivenessMonitor",
+    "RequestServer",
     "ServerSecurity",
     "SupervisorControl",
     "ipc_directory",
     "ipc_endpoint",
+    "request",
 ]
