@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway_kernels.head_masked_reference import reference_head_masked, reference_head_masked_loss_step
 from headway_kernels.head_reference import reference_head_logp, reference_head_loss_step
 from headway_kernels.policy_reference import reference_policy_loss
 from headway_kernels.registry import Backend
+from headway_kernels.segment_scan_reference import reference_segment_scan
 
 _OPS: Mapping[str, Callable[..., Any]] = {
     "head_logp": reference_head_logp,
     "head_loss_step": reference_head_loss_step,
+    "head_masked": reference_head_masked,
+    "head_masked_loss_step": reference_head_masked_loss_step,
     "policy_loss": reference_policy_loss,
+    "segment_scan": reference_segment_scan,
 }
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from typing import Any
 
 import numpy as np
+import policy_oracle as oracle
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_oracle import CORRECTED, OBJECTIVES, Tokens, label
 from torch import Tensor
 
 from headway_kernels.errors import NumericsError, ShapeError, UnsupportedOption
@@ -132,7 +135,7 @@ def test_tis_counts_the_behaviour_once() -> None:
     assert (capped.stats.total("capped"), capped.stats.weight_mean) == (1, pytest.approx(math.exp(0.7)))
 
 
-@pytest.mark.parametrize("name", ["cispo", "grpo", "gspo"])
+@pytest.mark.parametrize("name", ["cispo", "grpo", "gspo", "sapo", "dppo_tv", "m2po", "vtrace"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unbounded_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
     """A1: (pi, mu, advantage, weight), with a masked token that contributes exactly 0."""
@@ -225,6 +228,152 @@ def test_entropy_bonus_and_its_statistic() -> None:
     assert not out.coefficient.any()
     with pytest.raises(ShapeError, match="entropy"):
         evaluate([0.0], [0.0], [0.0], objective=Objective(entropy_coef=0.1))
+
+
+def tokens_of(count: int, seed: int, *, proximal: bool = False) -> tuple[Tensor, Tensor, Tokens]:
+    """Log-probs, entropies and inputs of packed tokens with masks, an empty segment and one without a weight."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(6, count, generator=generator, dtype=torch.float64)
+    logp = -noise[0].abs() - 0.05
+    weight = torch.rand(count, generator=generator, dtype=torch.float64)
+    weight = torch.where(torch.rand(count, generator=generator) > 0.25, weight / count, 0.0)
+    cuts = [0, 1, 1, count // 4, count // 3, count // 2, count - 1, count]
+    weight[count // 4 : count // 3] = 0.0
+    return (
+        logp,
+        noise[5].abs(),
+        Tokens(
+            behaviour=logp + 0.3 * noise[1],
+            advantage=noise[2],
+            token_weight=weight,
+            segments=torch.tensor(cuts),
+            reference=logp + 0.4 * noise[3],
+            proximal=logp + 0.2 * noise[4] if proximal else None,
+        ),
+    )
+
+
+def run_tokens(
+    objective: Objective, logp: Tensor, entropy: Tensor, tokens: Tokens, **options: Any
+) -> PolicyLoss:
+    return policy_loss(
+        logp, tokens.behaviour, tokens.advantage, tokens.token_weight, objective=objective,
+        segments=tokens.segments, reference=tokens.reference, proximal=tokens.proximal, entropy=entropy, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [*OBJECTIVES, *CORRECTED], ids=label)
+def test_every_row_of_the_table_has_its_loss_gradient_and_statistics(options: dict[str, Any]) -> None:
+    """The cross of objective, correction, level, proximal policy, KL and entropy against fp64 autograd."""
+    fields = dict(options)
+    use_proximal = fields.pop("proximal", False)
+    for kl, entropy_coef in itertools.product(("none", "k1", "k2", "k3"), (0.0, 0.03)):
+        objective = Objective(
+            **fields, kl=kl, kl_coef=0.0 if kl == "none" else 0.1, entropy_coef=entropy_coef
+        )
+        logp, entropy, tokens = tokens_of(97, seed=3, proximal=use_proximal)
+        leaf = logp.clone().requires_grad_()
+        loss = oracle.policy_loss(objective, leaf, entropy, tokens)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        out = run_tokens(objective, logp, entropy, tokens)
+        torch.testing.assert_close(out.loss, loss.detach(), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(out.coefficient, gradient, rtol=1e-11, atol=1e-15)
+        assert not out.coefficient[tokens.token_weight == 0].any()
+        expected = oracle.statistics(objective, logp, entropy, tokens)
+        for name in SUMS:
+            assert out.stats.total(name) == pytest.approx(expected[name], rel=1e-10, abs=1e-12), name
+
+
+def test_every_bound_of_the_table_is_met_by_some_token() -> None:
+    """The table-driven test above means something: each statistic of a bound is above 0 and below all."""
+    met: dict[str, float] = {}
+    for options in [*OBJECTIVES, *CORRECTED]:
+        fields = {key: value for key, value in options.items() if key != "proximal"}
+        out = run_tokens(Objective(**fields), *tokens_of(97, seed=3, proximal=options.get("proximal", False)))
+        for name in (
+            "clipped_high",
+            "clipped_low",
+            "clipped_dual",
+            "capped",
+            "rejected",
+            "segments_rejected",
+        ):
+            met[name] = max(met.get(name, 0.0), out.stats.total(name))
+        if options["name"] in ("dppo_tv", "m2po") or options.get("correction") in ("icepop", "mis"):
+            assert 0 < out.stats.total("rejected") < out.stats.num_tokens, options
+    assert min(met.values()) > 0, met
+
+
+def test_a_drift_of_half_a_percent_a_token_rejects_no_sequence_by_its_geometric_mean() -> None:
+    """B2: 300 tokens at +0.005: product 4.48, geometric mean 1.005; both are reported before the bound."""
+    drift = torch.full((300,), 0.005, dtype=torch.float64)
+    for level, weight, rejected in (
+        ("geometric", 1.00501, 0.0),
+        ("sequence", 4.4817, 1.0),
+        ("token", 1.00501, 0),
+    ):
+        objective = Objective("grpo", correction="mis", correction_cap=2.0, correction_level=level)
+        out = evaluate(drift, torch.zeros(300), torch.ones(300), objective=objective)
+        assert out.stats.weight_mean == pytest.approx(weight, rel=1e-4)
+        assert (out.stats.rejected_share, out.stats.segment_rejected_share) == (rejected, rejected)
+        assert bool(out.coefficient.any()) == (rejected == 0)
+        if rejected:
+            assert float(out.loss) == 0.0
+
+
+def test_a_rejected_sequence_contributes_zero_and_still_counts() -> None:
+    """B5: log r = [.1, -1.5, .8, -10, .3] with tokens 2 to 4 rejected by their ratio: the sum is divided by five."""
+    log_ratio = torch.tensor([0.1, -1.5, 0.8, -10.0, 0.3], dtype=torch.float64)
+    objective = Objective("grpo", correction="icepop", correction_floor=0.5, correction_cap=2.0)
+    out = evaluate(log_ratio, torch.zeros(5), torch.ones(5), [0.2] * 5, objective=objective)
+    kept = [math.exp(0.1), math.exp(0.3)]
+    np.testing.assert_allclose(out.coefficient, [-kept[0] / 5, 0, 0, 0, -kept[1] / 5])
+    assert float(out.loss) == pytest.approx(-sum(kept) / 5)
+    assert out.stats.rejected_share == pytest.approx(3 / 5)
+    none = evaluate([-9.0, 9.0], [0.0, 0.0], [1.0, -1.0], objective=objective)
+    assert (float(none.loss), none.coefficient.tolist(), none.stats.rejected_share) == (0.0, [0.0, 0.0], 1.0)
+
+
+def test_m2po_masks_the_largest_squares_until_the_mean_is_in_bound() -> None:
+    """Equal squares go together; a limit that is given, as for a step of several rows, is taken as it is."""
+    log_ratio = torch.tensor([0.1, -0.3, 0.3, 0.2, -1.0], dtype=torch.float64)
+    objective = Objective("m2po", m2_bound=0.03)
+    out = evaluate(log_ratio, torch.zeros(5), torch.ones(5), objective=objective)
+    # mean(.01, .04) = .025; with both .09 it would be .0575.
+    assert (out.coefficient != 0).tolist() == [True, False, False, True, False]
+    given = evaluate(
+        log_ratio, torch.zeros(5), torch.ones(5), objective=objective, m2_limit=torch.tensor(0.0900001)
+    )
+    assert (given.coefficient != 0).tolist() == [True, True, True, True, False]
+    assert evaluate([2.0], [0.0], [1.0], objective=objective).stats.rejected_share == 1.0
+    with pytest.raises(UnsupportedOption, match="m2po"):
+        evaluate([2.0], [0.0], [1.0], objective=Objective(), m2_limit=torch.tensor(1.0))
+
+
+def test_dppo_keeps_what_moves_back_and_what_moves_little_in_probability() -> None:
+    logp = torch.tensor([0.5, 0.5, 0.01, 0.2, 0.2], dtype=torch.float64).log()
+    behaviour = torch.tensor([0.2, 0.2, 0.0001, 0.6, 0.6], dtype=torch.float64).log()
+    objective = Objective("dppo_tv", tv_bound=0.1)
+    out = evaluate(logp, behaviour, [1.0, -1, 1, -1, 1], objective=objective)
+    np.testing.assert_allclose(out.coefficient, [0, 2.5, -100, 0, -1 / 3], rtol=1e-12)
+
+
+def test_sapo_on_policy_has_the_plain_policy_gradient() -> None:
+    out = evaluate([-1.0, -2.0], [-1.0, -2.0], [1.0, -3.0], objective=Objective("sapo"))
+    np.testing.assert_allclose(out.coefficient, [-1.0, 3.0], rtol=1e-12)
+
+
+def test_statistics_count_what_a_kernel_cannot_raise() -> None:
+    stats = evaluate([0.0], [0.0], [1.0]).stats
+    stats.check()
+    stats.sums[SUMS.index("not_finite")] = 2
+    with pytest.raises(NumericsError, match="2 tokens"):
+        stats.check()
+
+
+def test_an_objective_passes_through_text() -> None:
+    objective = Objective("grpo", correction="icepop", correction_level="sequence", kl="k1", kl_coef=0.1)
+    assert Objective.from_text(objective.to_text()) == objective
 
 
 def random_tokens(count: int, seed: int) -> dict[str, Tensor]:

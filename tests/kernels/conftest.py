@@ -1,0 +1,8 @@
+"""The oracles lie beside the tests of the kernels: `import policy_oracle`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
