@@ -325,7 +325,8 @@ def test_a_generator_that_says_goodbye_gives_its_tickets_back(office: MakeOffice
     place.tick()
     held = generator.granted()
     generator.say(Bye(incarnation=generator.incarnation, unsent=0))
-    assert place.lost == [(0, "left")]
+    assert place.lost == []  # nobody needs to be told, and least of all to kill it
+    assert place.desk.peers == []
     assert place.check()["dropped.generator_lost"] == len(held)
 
 

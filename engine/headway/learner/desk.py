@@ -15,23 +15,25 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from headway.buffer import Batch, Buffer, Group
 from headway.config import RunConfig
-from headway.errors import TrainingStopped, WeightError
+from headway.errors import WeightError
+from headway.learner.arrivals import Arrivals
+from headway.learner.chronicle import Chronicle
 from headway.learner.failures import FailureWatch
 from headway.learner.judge import GroupJudge, rewards
-from headway.learner.peers import Peer
+from headway.learner.peers import NO_TIME, Peer, add
 from headway.learner.prompts import PromptSource, TokenisedPrompt
 from headway.learner.state import DeskState
 from headway.learner.tickets import TicketMaker
+from headway.learner.versions import Versions
 from headway.staleness import Gate
 from headway.stream import LivenessMonitor
 from headway.types import DropReason, PolicyVersion, Ticket, TimeSplit
-from headway.wire.check import validate_trajectory
 from headway.wire.messages import (
     SCHEMA,
     Bye,
@@ -39,6 +41,7 @@ from headway.wire.messages import (
     DataMessage,
     Grant,
     Heartbeat,
+    HeartbeatAck,
     Hello,
     Received,
     Refused,
@@ -49,7 +52,6 @@ from headway.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
-MAX_BAD_DIGESTS = 2
 LEFT = "left"
 
 
@@ -61,7 +63,7 @@ class Desk:
         gate: staleness policy and ledger; prompts: of the tickets; tickets: makes them.
         welcome: what a generator is told when it joins, given the newest version.
         on_lost: told (generator index, its pid, why) when one is given up.
-        clock: monotonic seconds.
+        clock: monotonic seconds. chronicle: told what happens; whoever empties the outbox commits it first.
     """
 
     def __init__(
@@ -74,12 +76,13 @@ class Desk:
         welcome: Callable[[PolicyVersion], Welcome],
         on_lost: Callable[[int, int, str], None],
         clock: Callable[[], float],
+        chronicle: Chronicle | None = None,
     ) -> None:
         self.gate = gate
+        self.chronicle = chronicle or Chronicle()
+        gate.ledger.on_drop = self.chronicle.ended
         self.buffer = Buffer(gate, clock)
         self.outbox: deque[tuple[bytes, DataMessage]] = deque()
-        self.invalid: Counter[str] = Counter()
-        self.num_sampled_received = 0
         self.first_ticket_s: float | None = None
         self._config = config
         self._run_id = run_id
@@ -92,13 +95,13 @@ class Desk:
         self._liveness = LivenessMonitor(config.stream.heartbeat_s, config.stream.rollout_deadline_s)
         self._judge = GroupJudge(config)
         self._deadlines: dict[int, tuple[float, bytes]] = {}
-        self._digests: dict[PolicyVersion, str] = {}
-        self._unchecked: list[tuple[bytes, WeightAck]] = []
+        self._versions = Versions()
         self._round_start = 0
-        self._notices = self._grants = self._bad_digests = 0
+        self._notices = self._grants = 0
         self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
+        self.arrivals = Arrivals(self.buffer, self._judge, self._failures)
         self._flat_rewards: list[float] = []
-        self._lost_split = TimeSplit(0.0, 0.0, 0.0, 0.0)
+        self._lost_split = NO_TIME
 
     # Checkpoints ----------------------------------------------------------------------------------------------
 
@@ -107,17 +110,19 @@ class Desk:
         started = self.first_ticket_s
         num_replaced, kept = self._judge.state()
         return DeskState(
-            num_received=self.num_sampled_received,
+            num_received=self.arrivals.num_sampled,
             flat_rewards=list(self._flat_rewards),
             num_replaced=num_replaced,
             kept=kept,
             round_start=self._round_start,
             elapsed_s=None if started is None else self._clock() - started,
+            receipts=self.arrivals.receipts.state(),
         )
 
     def restore(self, state: DeskState) -> None:
         """Go on from there; the time between does not count as elapsed."""
-        self.num_sampled_received = state.num_received
+        self.arrivals.num_sampled = state.num_received
+        self.arrivals.receipts.restore(state.receipts)
         self._flat_rewards = list(state.flat_rewards)
         self._judge.restore(state.num_replaced, state.kept)
         self._round_start = state.round_start
@@ -130,8 +135,18 @@ class Desk:
         """Live generators, by index."""
         return sorted(self._peers.values(), key=lambda peer: peer.index)
 
-    def on_message(self, address: bytes, message: DataMessage) -> None:
+    @property
+    def invalid(self) -> Counter[str]:
+        """Trajectories that cannot be trained, by reason."""
+        return self.arrivals.invalid
+
+    def on_message(
+        self, address: bytes, message: DataMessage, frames: Sequence[bytes | memoryview] = ()
+    ) -> None:
         """Take in one message from a generator.
+
+        Args:
+            frames: of the message as they came, for the chronicle.
 
         Raises:
             TrainingStopped: too much of what arrives cannot be trained, or a generator serves wrong weights.
@@ -142,7 +157,7 @@ class Desk:
         peer = self._peers.get(address)
         if peer is None:  # given up, or never introduced: what it holds is gone for us
             if isinstance(message, Trajectories):
-                self._refuse_stranger(address, message)
+                self.arrivals.refuse(address.decode(errors="replace"), message)
             if isinstance(message, (Trajectories, Heartbeat)):
                 self.outbox.append((address, Refused(reason="unknown incarnation: it was given up as lost")))
             return
@@ -151,9 +166,10 @@ class Desk:
             case Heartbeat():
                 self._liveness.beat(address, self._clock(), message.stalled_s)
                 peer.beat(message)
+                self.outbox.append((address, HeartbeatAck(seq=message.seq)))
                 self.gate.ledger.report(peer.incarnation, message.generated)
             case Trajectories():
-                self._on_trajectories(peer, message)
+                self._on_trajectories(peer, message, frames)
             case WeightAck():
                 self._on_ack(peer, message)
             case Bye():
@@ -172,25 +188,18 @@ class Desk:
             return
         for other in [p for p in self._peers.values() if p.index == hello.generator and p.address != address]:
             self._give_up(other, "replaced by a new process")
-        if address not in self._peers:
-            self._peers[address] = Peer.from_hello(address, hello)
+        peer = self._peers.setdefault(address, Peer.from_hello(address, hello))
         self._liveness.beat(address, self._clock())
         self.outbox.append((address, self._welcome(self.gate.version)))
+        outstanding = [self.buffer.ticket(ticket_id) for ticket_id in sorted(peer.tickets - {*hello.tickets})]
+        if lost := [ticket for ticket in outstanding if ticket is not None]:  # their Grant was cut off
+            self._grants += 1
+            self.outbox.append((address, Grant(seq=self._grants, tickets=lost)))
 
     def _on_ack(self, peer: Peer, ack: WeightAck) -> None:
-        expected = self._digests.get(ack.version)
-        if expected is None and ack.version > max(self._digests, default=ack.version):
-            # Seen in the channel before the main loop said what it published: checked when it does.
-            self._unchecked.append((peer.address, ack))
-        if expected is not None and ack.digest != expected:
-            self._bad_digests += 1
-            why = f"serves {ack.digest} as version {ack.version}, published was {expected}"
-            if self._bad_digests > MAX_BAD_DIGESTS:
-                raise TrainingStopped(f"generator {peer.index} {why}; weights do not arrive as they are sent")
-            self._give_up(peer, why)
-            return
-        if peer.acked is None or ack.version > peer.acked:
-            peer.acked = ack.version
+        fault = self._versions.acked(peer, ack)
+        if fault:
+            self._give_up(peer, fault)
 
     def _give_up(self, peer: Peer, why: str) -> None:
         """Its unfinished tickets end as generator_lost; their prompts go into later tickets."""
@@ -199,58 +208,27 @@ class Desk:
         for ticket in self.buffer.lost(peer.incarnation):
             self._deadlines.pop(ticket.ticket_id, None)
             self._prompts.give_back(TokenisedPrompt(ticket.prompt_index, ticket.prompt_ids))
-        lap = peer.take_lap()
-        self._lost_split = _add(self._lost_split, lap)
-        self._on_lost(peer.index, peer.pid, why)
-        if why != LEFT:
+        self._lost_split = add(self._lost_split, peer.take_lap())
+        if why == LEFT:
+            _log.info("generator %d left", peer.index)
+        else:
+            self._on_lost(peer.index, peer.pid, why)
             # It may live on, silent or starved: told nothing, it would wait for tickets that never come.
             self.outbox.append((peer.address, Refused(reason=f"this incarnation is given up: {why}")))
 
-    def _refuse_stranger(self, address: bytes, message: Trajectories) -> None:
-        """Count what it sent, under its address: the name it gives may be that of a live generator."""
-        name = address.decode(errors="replace")
-        for trajectory in message.trajectories:
-            self.buffer.add(trajectory, name)
-        for failure in message.failures:
-            self.buffer.fail(failure, name)
-
     # Trajectories ---------------------------------------------------------------------------------------------
 
-    def _on_trajectories(self, peer: Peer, message: Trajectories) -> None:
+    def _on_trajectories(
+        self, peer: Peer, message: Trajectories, frames: Sequence[bytes | memoryview]
+    ) -> None:
         self.outbox.append((peer.address, Received(seq=message.seq)))
-        if not peer.is_new(message.seq):
-            return  # sent again because our ack was lost
-        for trajectory in message.trajectories:
-            self.num_sampled_received += trajectory.num_sampled
-            ticket = self.buffer.ticket(trajectory.ticket_id)
-            fault = validate_trajectory(trajectory, ticket) if ticket is not None else None
-            if fault is not None:
-                self.invalid[fault] += 1
-                detail = f"trajectory {trajectory.trajectory_id} at version {trajectory.oldest}: {fault}"
-                arrival = self.buffer.reject(trajectory, peer.incarnation, detail)
-                self._failures.judged(detail)
-            else:
-                self._failures.judged("")
-                self._failures.watch_zeros(trajectory)
-                arrival = self.buffer.add(trajectory, peer.incarnation)
-            self._arrived(peer, trajectory.ticket_id, arrival.finished, arrival.ended)
-        for failure in message.failures:
-            self._failures.note(f"{failure.reason}: {failure.detail}")
-            arrival = self.buffer.fail(failure, peer.incarnation)
-            self._arrived(peer, failure.ticket_id, arrival.finished, arrival.ended)
-        self.gate.ledger.report(peer.incarnation, message.generated)
-
-    def _arrived(self, peer: Peer, ticket_id: int, finished: Group | None, ended: DropReason | None) -> None:
-        if finished is not None and self._judge.too_long(finished):
-            self.buffer.drop(ticket_id, ended := DropReason.ROW_TOO_SHORT)
-            self._failures.note(self._judge.too_long_message(finished))
-        if finished is not None or ended is not None:
+        if not self.arrivals.is_new(message):
+            return
+        self.chronicle.received(peer.incarnation, self.gate.step, frames)
+        for ticket_id in self.arrivals.take(message):
             peer.tickets.discard(ticket_id)
             self._deadlines.pop(ticket_id, None)
-        if ended is not None:
-            self._failures.ended(ended)
-        elif finished is not None:
-            self._failures.finished()
+        self.gate.ledger.report(peer.incarnation, message.generated)
 
     def heard(self, address: bytes) -> None:
         """A generator that runs on this thread is alive by definition: serial mode has no heartbeats."""
@@ -345,6 +323,7 @@ class Desk:
                 return None
             ticket = self._tickets.make(self.gate.ledger.next_ticket_id, prompt, peer.acked)
             self.buffer.issued(ticket, peer.incarnation)
+        self.chronicle.issued(ticket, peer.incarnation)
         peer.tickets.add(ticket.ticket_id)
         self._deadlines[ticket.ticket_id] = (now + ticket.deadline_s, peer.address)
         return ticket
@@ -367,12 +346,16 @@ class Desk:
         batch = self.buffer.take(final=self.finishing)
         for group, _ in batch.dropped:  # generated in vain: the prompt has another chance
             self._prompts.give_back(TokenisedPrompt(group.ticket.prompt_index, group.ticket.prompt_ids))
+        if batch.groups:
+            self.chronicle.selected(self.gate.step + 1, [group.ticket_id for group in batch.groups])
         return batch
 
     def trained(self, groups: list[Group], version: PolicyVersion) -> None:
         """The groups ended in the optimizer step that made `version` (the old one if it was skipped)."""
         masked = {group.ticket_id: (0, group.num_masked) for group in groups if group.num_masked}
-        self.gate.trained([group.ticket_id for group in groups], version, masked)
+        ticket_ids = [group.ticket_id for group in groups]
+        self.chronicle.trained(version, ticket_ids, skipped=version == self.gate.version)
+        self.gate.trained(ticket_ids, version, masked)
         self._judge.step_done()
 
     def published(self, version: PolicyVersion, digest: str) -> None:
@@ -383,11 +366,7 @@ class Desk:
         """
         if version != self.gate.version:
             raise WeightError(f"published version {version}, trained is {self.gate.version}")
-        self._digests[version] = digest
-        while len(self._digests) > 64:
-            del self._digests[min(self._digests)]
-        unchecked, self._unchecked = self._unchecked, []
-        for address, ack in unchecked:
+        for address, ack in self._versions.published(version, digest):
             if address in self._peers:
                 self._on_ack(self._peers[address], ack)
         self._notices += 1
@@ -401,13 +380,7 @@ class Desk:
 
     def generator_lap(self) -> TimeSplit:
         """Mean time split of the generators since the last call, those given up included."""
-        laps = [peer.take_lap() for peer in self._peers.values()]
-        total, self._lost_split = self._lost_split, TimeSplit(0.0, 0.0, 0.0, 0.0)
-        for lap in laps:
-            total = _add(total, lap)
-        count = max(1, len(laps))
+        total = add(self._lost_split, *(peer.take_lap() for peer in self._peers.values()))
+        self._lost_split = NO_TIME
+        count = max(1, len(self._peers))
         return TimeSplit(total.work / count, total.push / count, total.idle / count, total.other / count)
-
-
-def _add(a: TimeSplit, b: TimeSplit) -> TimeSplit:
-    return TimeSplit(a.work + b.work, a.push + b.push, a.idle + b.idle, a.other + b.other)

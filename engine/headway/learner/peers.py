@@ -18,7 +18,6 @@ class Peer:
         address: how the stream names it; index: of the generator.
         acked: version in force there, None before its first WeightAck.
         tickets: outstanding there, unfinished.
-        last_seq: every Trajectories message up to this one was received; ahead: those received beyond it.
         split: its time so far, from its last heartbeat; lap: the same at the last step's record.
     """
 
@@ -28,8 +27,6 @@ class Peer:
     pid: int
     acked: PolicyVersion | None
     tickets: set[int] = field(default_factory=set[int])
-    last_seq: int = 0
-    ahead: set[int] = field(default_factory=set[int])
     split: TimeSplit = NO_TIME
     lap: TimeSplit = NO_TIME
 
@@ -37,20 +34,6 @@ class Peer:
     def from_hello(address: bytes, hello: Hello) -> Peer:
         """A peer that has just said Hello; what it serves is known when it acks."""
         return Peer(address, hello.incarnation, hello.generator, hello.pid, None)
-
-    def is_new(self, seq: int) -> bool:
-        """Note a Trajectories message; False when it was received before.
-
-        After a reconnect a message may overtake older ones that are sent again, so a lower number alone does
-        not say that it was received.
-        """
-        if seq <= self.last_seq or seq in self.ahead:
-            return False
-        self.ahead.add(seq)
-        while self.last_seq + 1 in self.ahead:
-            self.last_seq += 1
-            self.ahead.remove(self.last_seq)
-        return True
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """Take in what a heartbeat says."""
@@ -63,3 +46,13 @@ class Peer:
         return TimeSplit(
             now.work - before.work, now.push - before.push, now.idle - before.idle, now.other - before.other
         )
+
+
+def add(*splits: TimeSplit) -> TimeSplit:
+    """Their sum."""
+    return TimeSplit(
+        sum(split.work for split in splits),
+        sum(split.push for split in splits),
+        sum(split.idle for split in splits),
+        sum(split.other for split in splits),
+    )

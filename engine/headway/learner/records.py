@@ -72,7 +72,7 @@ class Recorder:
         self._num_trajectories, self._num_tokens = state.num_trajectories, state.num_tokens
         self._rewards.extend(state.rewards)
         self._learner_before, self._generator = state.learner, state.generator
-        self._last_received = self._desk.num_sampled_received
+        self._last_received = self._desk.arrivals.num_sampled
 
     def step(
         self,
@@ -93,7 +93,7 @@ class Recorder:
         trajectories = stats.batch.trajectories
         lags = _lag_histogram(trajectories, consumed.step)
         counts, generator = self._desk.gate.counts(), self._desk.generator_lap()
-        received = self._desk.num_sampled_received
+        received = self._desk.arrivals.num_sampled
         trained = [t.reward for t in trajectories if t.reward is not None]
         # Without the replaced groups the mean would say how the batch was filtered, not how good the policy is.
         reward = np.array(trained + self._desk.take_flat_rewards(), np.float64)

@@ -16,7 +16,7 @@ are dropped by their sequence number before they come here. One owner thread; no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -109,6 +109,8 @@ class Ledger:
     def __init__(self, state: LedgerState | None = None) -> None:
         """Start empty, or from a state (which is copied)."""
         source = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=LedgerState) if state else None
+        self.on_drop: Callable[[int, DropReason], None] = lambda ticket_id, reason: None
+        """Told each ticket that ends untrained."""
         self._tickets = source.tickets if source else Account()
         self._trajectories = source.trajectories if source else Account()
         self._tokens = source.tokens if source else Account()
@@ -289,6 +291,7 @@ class Ledger:
         ticket = self._end(ticket_id, reason)
         self._trajectories.end(reason, ticket.trajectories)
         self._tokens.end(reason, ticket.tokens)
+        self.on_drop(ticket_id, reason)
 
     def report(self, generator: str, generated: int) -> None:
         """A known generator says how many tokens it has sampled since its start (heartbeats, trajectory
