@@ -1,5 +1,5 @@
 // Schedules a plan into tiles and runs them: the forward tile by tile, the backward piece by piece.
-#include "attention_task.h"
+#include "kernels.h"
 
 #include <algorithm>
 #include <numeric>

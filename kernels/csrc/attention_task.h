@@ -45,27 +45,10 @@ struct SampleTask {
     double uniform;
 };
 
-// The kernels of one instruction set.
-struct Kernels {
-    const char* name;
-    int lanes;
-    int max_dot_rows;  // up to this many rows a span's scores are dot products, not columns of a matrix product
-    void (*forward_tile)(const AttentionTask&, const Tile&, int64_t kv_head, float* scratch);
-    void (*backward_tile)(const AttentionTask&, const Tile&, int64_t kv_head, float* scratch);
-    bool (*sample_row)(const SampleTask&, int64_t* token, float* logprob);
-};
-
 // Floats of scratch that either tile function needs.
 inline int64_t scratch_floats(int64_t padded_dim) {
     const int64_t tile = TILE_ROWS * padded_dim;
     return 5 * tile + 2 * KEY_BLOCK * TILE_ROWS + 4 * DOT_KEYS * padded_dim + 16 * (DOT_KEYS + 64) + 8 * TILE_ROWS;
 }
-
-extern const Kernels kernels_portable;
-extern const Kernels kernels_avx2;
-extern const Kernels kernels_avx512;
-
-// The widest usable set whose vectors divide head_dim; the narrowest if none does (0: the widest).
-const Kernels& pick_kernels(int64_t head_dim);
 
 }  // namespace headway

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "attention_task.h"
+#include "kernels.h"
 
 namespace headway {
 namespace {
@@ -22,7 +22,8 @@ std::atomic<const Kernels*> forced{nullptr};
 bool runs_here(const Kernels& k) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
-    if (!std::strcmp(k.name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!std::strcmp(k.name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c");
     if (!std::strcmp(k.name, "avx512"))
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");

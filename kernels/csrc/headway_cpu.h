@@ -1,4 +1,4 @@
-// The C interface of libheadway_kernels_cpu: what kernels/headway_kernels/{native,attention,sampling}.py call.
+// The C interface of libheadway_kernels_cpu: what kernels/headway_kernels/{native,attention,sampling,delta_native}.py call.
 //
 // Plain pointers, sizes and strides; no torch. Strides count elements, never bytes. The caller owns every buffer and
 // has validated every index: nothing here checks bounds. Functions are thread-safe; num_threads <= 1 starts no thread.
@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#define HEADWAY_CPU_ABI 1
+#define HEADWAY_CPU_ABI 2
 
 #if defined(_WIN32)
 #define HEADWAY_EXPORT extern "C" __declspec(dllexport)
@@ -59,6 +59,38 @@ HEADWAY_EXPORT int64_t headway_sample_tokens(const float* logits, int64_t row_st
                                              int64_t vocab_size, const float* inv_temperature, const int64_t* seeds,
                                              const int64_t* positions, int64_t* tokens, float* logprobs,
                                              int64_t num_threads);
+
+// A Delta of delta_format.py, validated.
+struct HeadwayDelta {
+    const uint8_t* formats;
+    const int64_t* offsets;
+    const uint8_t* payload;
+    int64_t num_elements;
+    int32_t dtype;  // 0 bfloat16, 1 float16, 2 float32, as everywhere below
+};
+
+// Encodes where `old` differs from the sources, cast to dtype (source_type is dtype or 2); source s holds the elements
+// source_starts[s] .. source_starts[s + 1]. Writes the new values over `old` if update is set; otherwise there is one
+// source, of type dtype. payload has room for all values. Returns the number of elements that differ.
+HEADWAY_EXPORT int64_t headway_delta_encode(const void* const* sources, const int64_t* source_starts,
+                                            int64_t num_sources, int32_t source_type, int32_t dtype, void* old,
+                                            int64_t num_elements, int update, uint8_t* formats, int64_t* offsets,
+                                            uint8_t* payload, int64_t num_threads);
+
+HEADWAY_EXPORT void headway_delta_apply(const HeadwayDelta* delta, void* destination, int64_t num_threads);
+
+// The arrays are those of a SliceTable; dtypes are of the destinations.
+HEADWAY_EXPORT void headway_delta_apply_slices(const HeadwayDelta* delta, const int64_t* runs,
+                                               const int64_t* block_offsets, const int64_t* block_runs,
+                                               void* const* destinations, const int32_t* dtypes, int64_t num_threads);
+
+// The first malformed block, or -1; least and most: how many elements can have changed. Offsets have been checked.
+HEADWAY_EXPORT int64_t headway_delta_check(const HeadwayDelta* delta, int64_t* least, int64_t* most,
+                                           int64_t num_threads);
+
+// payload has room for all values and a bit an element, of whole blocks. Returns the number of elements carried.
+HEADWAY_EXPORT int64_t headway_delta_merge(const HeadwayDelta* older, const HeadwayDelta* newer, uint8_t* formats,
+                                           int64_t* offsets, uint8_t* payload, int64_t num_threads);
 
 HEADWAY_EXPORT int headway_cpu_abi(void);
 

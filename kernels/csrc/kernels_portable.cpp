@@ -4,5 +4,8 @@
 #include "kernels.inc"
 
 namespace headway {
-const Kernels kernels_portable = {"portable", portable::LANES, portable::MAX_DOT_ROWS, portable::forward_tile, portable::backward_tile, portable::sample_row};
+const Kernels kernels_portable = {
+    "portable",           portable::LANES,      portable::MAX_DOT_ROWS, portable::forward_tile, portable::backward_tile,
+    portable::sample_row, portable::delta_kernels,
+};
 }

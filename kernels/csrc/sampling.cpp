@@ -1,7 +1,7 @@
 // Sampling of a batch of rows; each row's draw depends on its logits, seed and position alone.
 #include <atomic>
 
-#include "attention_task.h"
+#include "kernels.h"
 #include "parallel.h"
 
 namespace {

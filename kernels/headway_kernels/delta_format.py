@@ -166,18 +166,22 @@ def validate(delta: Delta) -> None:
     Raises:
         MalformedDelta: names the first fault, with the block.
     """
-    _check_arrays(delta)
-    itemsize = value_type(delta.dtype).itemsize
+    check_arrays(delta)
     least, most = 0, 0
-    for index, code in enumerate(delta.formats.tolist()):
-        try:
-            kind, length = BlockFormat(code), block_length(delta.num_elements, index)
-            count = _count_values(kind, delta.block(index), length, itemsize)
-        except ValueError as fault:
-            raise MalformedDelta(f"weight delta: block {index} of {delta.num_blocks}: {fault}") from None
+    for index, kind in enumerate(delta.formats.tolist()):
+        count = check_block(delta, index)
         least += 0 if kind == DENSE else count
         most += count
     check_num_changed(delta.num_changed, least, most)
+
+
+def check_block(delta: Delta, index: int) -> int:
+    """The elements that a block of a delta with sound arrays carries. Raises as validate does."""
+    try:
+        kind, length = BlockFormat(int(delta.formats[index])), block_length(delta.num_elements, index)
+        return _count_values(kind, delta.block(index), length, value_type(delta.dtype).itemsize)
+    except ValueError as fault:
+        raise MalformedDelta(f"weight delta: block {index} of {delta.num_blocks}: {fault}") from None
 
 
 def check_num_changed(num_changed: int, least: int, most: int) -> None:
@@ -188,7 +192,7 @@ def check_num_changed(num_changed: int, least: int, most: int) -> None:
         )
 
 
-def _check_arrays(delta: Delta) -> None:
+def check_arrays(delta: Delta) -> None:
     """What can be said of a delta without reading its payload."""
     if delta.dtype not in DTYPE_CODES:
         raise MalformedDelta(f"weight delta: dtype {delta.dtype}; expected bfloat16, float16 or float32")

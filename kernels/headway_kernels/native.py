@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import headway_kernels
 
-ABI = 1  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
+ABI = 2  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
 FILE_NAME = "libheadway_kernels_cpu.so"
 SLOWDOWN = "10 to 100"  # of the reference, measured on decode steps, learner rows and sampling
 
@@ -45,6 +45,18 @@ class ViewStruct(Structure):
     """HeadwayView of csrc/headway_cpu.h: a [tokens, heads, head_dim] fp32 tensor, strides in elements."""
 
     _fields_ = [("data", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64)]
+
+
+class DeltaStruct(Structure):
+    """HeadwayDelta of csrc/headway_cpu.h: a valid weight delta."""
+
+    _fields_ = [
+        ("formats", c_void_p),
+        ("offsets", c_void_p),
+        ("payload", c_void_p),
+        ("num_elements", c_int64),
+        ("dtype", c_int32),
+    ]
 
 
 def library() -> CDLL | None:
@@ -135,9 +147,28 @@ def _declare(lib: CDLL) -> None:
         c_int64,
     ]
     lib.headway_sample_tokens.restype = c_int64
+    _declare_delta(lib)
     lib.headway_cpu_isas.argtypes = []
     lib.headway_cpu_isas.restype = c_char_p
     lib.headway_cpu_force_isa.argtypes = [c_char_p]
     lib.headway_cpu_force_isa.restype = c_int
     lib.headway_cpu_has_threads.argtypes = []
     lib.headway_cpu_has_threads.restype = c_int
+
+
+def _declare_delta(lib: CDLL) -> None:
+    delta, address = POINTER(DeltaStruct), c_void_p
+    lib.headway_delta_encode.argtypes = [
+        *(address, address, c_int64),  # sources, their starts, their number
+        *(c_int32, c_int32, address, c_int64, c_int),  # dtypes, old, elements, update
+        *(address, address, address, c_int64),  # formats, offsets, payload, threads
+    ]
+    lib.headway_delta_encode.restype = c_int64
+    lib.headway_delta_apply.argtypes = [delta, address, c_int64]
+    lib.headway_delta_apply.restype = None
+    lib.headway_delta_apply_slices.argtypes = [delta, *([address] * 5), c_int64]
+    lib.headway_delta_apply_slices.restype = None
+    lib.headway_delta_check.argtypes = [delta, POINTER(c_int64), POINTER(c_int64), c_int64]
+    lib.headway_delta_check.restype = c_int64
+    lib.headway_delta_merge.argtypes = [delta, delta, address, address, address, c_int64]
+    lib.headway_delta_merge.restype = c_int64

@@ -15,6 +15,7 @@ Bits are compared, not values: -0.0 differs from 0.0, and a NaN equals itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import CDLL
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway_kernels import delta_format, delta_reference
+from headway_kernels import delta_format, delta_native, delta_reference, native
 from headway_kernels.delta_format import (
     BITMASK,
     BLOCK_ELEMENTS,
@@ -99,8 +100,9 @@ def cast_and_diff(
     count = sum(piece.numel() for piece in pieces)
     if count != published.numel():
         raise ShapeError(f"weight delta: master has {count} elements, published {published.numel()}")
-    buffer = _room(payload, published)
-    _choose(backend)
+    buffer, lib = _room(payload, published), _library(backend)
+    if lib is not None:
+        return delta_native.encode(lib, pieces, published, buffer, update=True, threads=_threads())
     parts = [delta_reference.bits_of(piece) for piece in pieces]
     bits = parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, np.uint32)])
     new, old = (
@@ -134,8 +136,9 @@ def diff(
         raise ShapeError(
             f"weight delta: new is {new.dtype} {list(new.shape)}, old {old.dtype} {list(old.shape)}; expected alike"
         )
-    buffer = _room(payload, new)
-    _choose(backend)
+    buffer, lib = _room(payload, new), _library(backend)
+    if lib is not None:
+        return delta_native.encode(lib, [new], old, buffer, update=update, threads=_threads())
     new_bits, old_bits = delta_reference.bits_of(new), delta_reference.bits_of(old)
     delta = delta_reference.encode(new_bits, old_bits, new.dtype, buffer)
     if update:
@@ -174,7 +177,10 @@ def apply_delta(delta: Delta, destination: Tensor, *, backend: Backend = "auto")
         raise ShapeError(
             f"weight delta: destination has {destination.numel()} elements, delta {delta.num_elements}"
         )
-    _choose(backend)
+    lib = _library(backend)
+    if lib is not None:
+        delta_native.apply(lib, delta, destination, _threads())
+        return
     delta_reference.apply(delta, delta_reference.bits_of(destination))
 
 
@@ -204,14 +210,17 @@ def apply_slices(
     allowed = tuple(DTYPE_CODES) if cast else (delta.dtype,)
     for index, tensor in enumerate(destinations):
         _check_tensor(f"destination {index}", tensor, allowed)
-    _choose(backend)
+    lib = _library(backend)
+    if lib is not None:
+        delta_native.apply_slices(lib, delta, table, destinations, _threads())
+        return
     dtypes = [tensor.dtype for tensor in destinations]
     delta_reference.apply_slices(
         delta, table, [delta_reference.bits_of(each) for each in destinations], dtypes
     )
 
 
-def merge(older: Delta, newer: Delta) -> Delta:
+def merge(older: Delta, newer: Delta, *, backend: Backend = "auto") -> Delta:
     """One delta with the effect of applying `older`, then `newer`: a skipped version is carried, never applied late.
 
     Where both change an element the newer value stays. num_changed of the result is an upper bound: an element that
@@ -219,11 +228,15 @@ def merge(older: Delta, newer: Delta) -> Delta:
 
     Raises:
         ShapeError: the two are not of one size and dtype.
+        UnsupportedOption, BackendUnavailable: as in cast_and_diff.
     """
     if older.num_elements != newer.num_elements or older.dtype != newer.dtype:
         raise ShapeError(
             f"weight delta: cannot merge {older.num_elements} {older.dtype} with {newer.num_elements} {newer.dtype}"
         )
+    lib = _library(backend)
+    if lib is not None:
+        return delta_native.merge(lib, older, newer, _threads())
     return delta_reference.merge(older, newer)
 
 
@@ -233,8 +246,16 @@ def validate(delta: Delta, *, backend: Backend = "auto") -> None:
     Raises:
         MalformedDelta: names the first fault, with its block.
     """
-    _choose(backend)
-    delta_format.validate(delta)
+    lib = _library(backend)
+    if lib is None:
+        delta_format.validate(delta)
+        return
+    delta_format.check_arrays(delta)
+    bad, least, most = delta_native.check(lib, delta, _threads())
+    if bad >= 0:
+        delta_format.check_block(delta, bad)  # says what is wrong with it
+        raise AssertionError(f"block {bad} was refused by the library and taken by the reference")
+    delta_format.check_num_changed(delta.num_changed, least, most)
 
 
 def from_bytes(
@@ -250,14 +271,18 @@ def from_bytes(
     return delta
 
 
-def _choose(backend: str) -> str:
-    if backend in ("auto", "reference"):
-        return "reference"
-    if backend == "cpu":
-        raise BackendUnavailable(
-            "weight delta: backend 'cpu' is not in this build; use 'auto' or 'reference'"
-        )
-    raise UnsupportedOption(f"weight delta: backend {backend!r}; expected 'auto', 'cpu' or 'reference'")
+def _library(backend: str) -> CDLL | None:
+    """The native library, or None for the reference."""
+    if backend not in ("auto", "cpu", "reference"):
+        raise UnsupportedOption(f"weight delta: backend {backend!r}; expected 'auto', 'cpu' or 'reference'")
+    lib = None if backend == "reference" else native.library()
+    if lib is None and backend == "cpu":
+        raise BackendUnavailable(f"weight delta: backend 'cpu' is not available: {native.why_not()}")
+    return lib
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
