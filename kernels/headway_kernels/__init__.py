@@ -1,6 +1,8 @@
 """The kernels of headway: attention, sampling, the head with its loss, each with a plain PyTorch reference.
 
-Import the op's module: headway_kernels.attention, .sampling, .head, ... This package itself imports no torch.
+Import the op's module: headway_kernels.attention, .sampling, .head, .head_masked, .policy_loss, .segment_scan,
+.weight_delta, ... registry.py says how back-ends are chosen, tracing.py how ops meet torch.compile. This package itself
+imports no torch.
 """
 
 from __future__ import annotations

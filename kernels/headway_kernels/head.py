@@ -14,6 +14,8 @@ Legend: T rows (loss tokens), H hidden, V vocabulary, S segments.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from torch import Tensor
 
 from headway_kernels import registry
@@ -21,10 +23,18 @@ from headway_kernels.head_results import CHUNK_BYTES, HeadLogp, HeadLoss, check_
 from headway_kernels.head_shard import VocabShard
 from headway_kernels.objective import Objective
 from headway_kernels.policy_loss import check_policy_inputs
+from headway_kernels.tracing import traceable
 
 __all__ = ["CHUNK_BYTES", "HeadLogp", "HeadLoss", "VocabShard", "head_logp", "head_loss_step"]
 
 
+def _ops() -> ModuleType:
+    from headway_kernels import head_ops
+
+    return head_ops
+
+
+@traceable(_ops)
 def head_logp(
     x: Tensor,
     weight: Tensor,
@@ -63,6 +73,7 @@ def head_logp(
     return registry.run("head_logp", backend, arguments)
 
 
+@traceable(_ops)
 def head_loss_step(
     x: Tensor,
     weight: Tensor,

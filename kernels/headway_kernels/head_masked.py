@@ -11,6 +11,8 @@ Legend: T rows (loss tokens), H hidden, V vocabulary, K kept ids of all rows.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -19,10 +21,18 @@ from headway_kernels.errors import ShapeError
 from headway_kernels.head_results import CHUNK_BYTES, HeadLogp, HeadLoss, check_gradients, check_head
 from headway_kernels.objective import Objective
 from headway_kernels.policy_loss import check_policy_inputs
+from headway_kernels.tracing import traceable
 
 __all__ = ["HeadLogp", "HeadLoss", "head_masked", "head_masked_loss_step"]
 
 
+def _ops() -> ModuleType:
+    from headway_kernels import head_ops
+
+    return head_ops
+
+
+@traceable(_ops)
 def head_masked(
     x: Tensor,
     weight: Tensor,
@@ -58,6 +68,7 @@ def head_masked(
     return registry.run("head_masked", backend, arguments)
 
 
+@traceable(_ops)
 def head_masked_loss_step(
     x: Tensor,
     weight: Tensor,

@@ -33,7 +33,8 @@ class RowScores:
     @staticmethod
     def empty(num_rows: int, dtype: torch.dtype, device: torch.device, *, with_entropy: bool) -> RowScores:
         """Room for the scores of `num_rows` rows."""
-        logp, logsumexp, entropy = torch.zeros(3, num_rows, dtype=dtype, device=device).unbind(0)
+        # Apart, not views of one tensor: they leave as outputs of a custom op.
+        logp, logsumexp, entropy = (torch.zeros(num_rows, dtype=dtype, device=device) for _ in range(3))
         return RowScores(logp, logsumexp, entropy if with_entropy else None)
 
     def rows(self, start: int, end: int) -> RowScores:

@@ -152,6 +152,8 @@ class Objective:
     gate_negative: float = 1.05
     tv_bound: float = 0.15
     m2_bound: float = 0.04
+    # Formed once: torch.compile can read an attribute, but cannot trace a JSON encoder.
+    _text: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_choice("objective", self.name, AVAILABLE)
@@ -165,6 +167,8 @@ class Objective:
         for name in ("cap", "correction_cap", "gate_positive", "gate_negative", "m2_bound"):
             _check_range(name, getattr(self, name), 0.0, math.inf, open_low=True)
         self._check_combination()
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        object.__setattr__(self, "_text", json.dumps(fields, separators=(",", ":")))
 
     def _check_combination(self) -> None:
         if self.correction != "none" and self.name not in CORRECTABLE:
@@ -237,7 +241,7 @@ class Objective:
 
     def to_text(self) -> str:
         """As one line of JSON, the form in which it passes through a torch custom op."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        return self._text
 
     @staticmethod
     def from_text(text: str) -> Objective:

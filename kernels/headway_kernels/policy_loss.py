@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from headway_kernels import registry
 from headway_kernels.errors import ShapeError, UnsupportedOption
 from headway_kernels.objective import Objective
 from headway_kernels.policy_stats import PolicyStats
+from headway_kernels.tracing import traceable
 
 PER_TOKEN = ("logp", "behaviour", "advantage", "token_weight", "reference", "proximal", "entropy")
 
@@ -37,6 +39,13 @@ class PolicyLoss:
     stats: PolicyStats
 
 
+def _ops() -> ModuleType:
+    from headway_kernels import policy_ops
+
+    return policy_ops
+
+
+@traceable(_ops)
 def policy_loss(
     logp: Tensor,
     behaviour: Tensor,

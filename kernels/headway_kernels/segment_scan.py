@@ -24,6 +24,7 @@ Legend: T tokens (packed), S segments.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from headway_kernels import registry
 from headway_kernels.errors import ShapeError, UnsupportedOption
+from headway_kernels.tracing import traceable
 
 ScanKind = Literal["return", "gae", "vtrace"]
 KINDS = ("return", "gae", "vtrace")
@@ -43,6 +45,13 @@ class SegmentScan(NamedTuple):
     target: Tensor
 
 
+def _ops() -> ModuleType:
+    from headway_kernels import policy_ops
+
+    return policy_ops
+
+
+@traceable(_ops)
 def segment_scan(
     kind: ScanKind,
     rewards: Tensor,

@@ -58,9 +58,8 @@ def reference_segment_scan(
             target = value + _scan(delta, step * lam * ratio.clamp(max=c_cap), last)
             advantage = reward + gamma * torch.where(last, tail, torch.roll(target, -1)) - value
         dtype = torch.promote_types(rewards.dtype, torch.float32)
-        out = torch.zeros(2, *rewards.shape, dtype=dtype, device=rewards.device)
-        out[:, places] = torch.stack((advantage, target)).to(dtype)
-        return SegmentScan(out[0], out[1])
+        empty = torch.zeros_like(rewards, dtype=dtype)
+        return SegmentScan(*(empty.index_put((places,), part.to(dtype)) for part in (advantage, target)))
 
 
 def _pick(name: str, values: Tensor, places: Tensor) -> Tensor:
