@@ -81,11 +81,29 @@ class ClientSecurity:
         """Of the client, as its server's list has it."""
         return self._keys.name
 
-    def protect(self, socket: Socket) -> None:
-        """Before the connect."""
-        socket.curve_serverkey = self._keys.server.encode()
+    @property
+    def public(self) -> str:
+        """The client's own public key: what others need to connect to a socket that it lends."""
+        return self._keys.public
+
+    def protect(self, socket: Socket, server: str = "") -> None:
+        """Before the connect.
+
+        Args:
+            server: public key of another client that relays; empty: the server that the keys are for.
+        """
+        socket.curve_serverkey = (server or self._keys.server).encode()
         socket.curve_secretkey = self._keys.secret.encode()
         socket.curve_publickey = self._keys.public.encode()
+
+
+    def lend(self, socket: Socket) -> None:
+        """Before the bind of a socket on which this client serves others; who may come is up to its context's ZAP."""
+        socket.curve_server = True
+        socket.curve_secretkey = self._keys.secret.encode()
+        socket.curve_publickey = self._keys.public.encode()
+        socket.zap_domain = _DOMAIN.encode()
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 class Guard:
