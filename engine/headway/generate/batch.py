@@ -24,6 +24,7 @@ class RunningGroup:
 
     Attributes:
         prompt_start: of the prompt's region; prefilled: prompt tokens whose KV is written.
+        written: int32 [prompt_length], index of the version that wrote each one's KV.
         open_members: members not yet finished; the prompt's region is released with the last.
     """
 
@@ -33,6 +34,10 @@ class RunningGroup:
     stop_row: int
     prefilled: int = 0
     open_members: set[int] = field(default_factory=set[int])
+    written: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.written = np.zeros(self.prompt_length, np.int32)
 
     @property
     def prompt_length(self) -> int:
@@ -45,7 +50,7 @@ class DecodeBatch:
 
     _COLUMNS = (
         "group", "member", "prompt_start", "prompt_length", "own_start", "count", "budget", "seed", "stop_row",
-        "ready",
+        "ready", "cached", "behind",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,10 +67,13 @@ class DecodeBatch:
         self.seed: Ints = np.zeros(0, np.int64)
         self.stop_row: Ints = np.zeros(0, np.int64)
         self.ready: Ints = np.zeros(0, np.int64)  # 1: the prompt is in the pool, so the row decodes
+        self.cached: Ints = np.zeros(0, np.int64)  # own tokens in the pool
+        self.behind: Ints = np.zeros(0, np.int64)  # own tokens to be forwarded again before the row is ready
         self.inv_temperature: NDArray[np.float32] = np.zeros(0, np.float32)
         self.tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self.logprobs: NDArray[np.float32] = np.zeros((0, 0), np.float32)
-        self.versions: NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self.versions: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # that sampled each token
+        self.written: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # that wrote its KV, if it is cached
 
     def append(self, rows: dict[str, Ints], inv_temperature: NDArray[np.float32]) -> slice:
         """Add rows (arrays by column name, `count` zero); returns their slice."""
@@ -88,7 +96,7 @@ class DecodeBatch:
                 setattr(self, name, grown)
         capacity, columns = len(self.group), max(width, self.tokens.shape[1])
         if self.tokens.shape != (capacity, columns):
-            for name in ("tokens", "logprobs", "versions"):
+            for name in ("tokens", "logprobs", "versions", "written"):
                 old = getattr(self, name)
                 grown = np.zeros((capacity, columns), old.dtype)
                 grown[: old.shape[0], : old.shape[1]] = old
@@ -102,11 +110,41 @@ class DecodeBatch:
         self.versions[rows, at] = version
         self.count[rows] = at + 1
 
+    def forwarded(self, rows: Ints, version: int) -> None:
+        """The last token of each of `rows` is being written to the pool."""
+        self.written[rows, self.count[rows] - 1] = version
+        self.cached[rows] = self.count[rows]
+
+    def restart(self) -> None:
+        """Nothing of any row is cached any more."""
+        self.cached[: self.size] = 0
+        self.behind[: self.size] = 0
+        self.ready[: self.size] = 0
+
+    def prompt_cached(self, group: int) -> Ints:
+        """A group's prompt is in the pool; the rows that can sample from its last token.
+
+        Rows that have sampled before are behind instead, or, with one token that was never cached, ready.
+        """
+        mine = np.flatnonzero(self.group[: self.size] == group)
+        fresh = mine[self.count[mine] == 0]
+        self.behind[mine] = np.maximum(0, self.count[mine] - 1)
+        self.ready[mine] = self.behind[mine] == 0
+        return fresh
+
+    def restore(self, row: int, size: int, version: int) -> None:
+        """`size` more of a row's own tokens are in the pool again."""
+        done = int(self.cached[row])
+        self.written[row, done : done + size] = version
+        self.cached[row] += size
+        self.behind[row] -= size
+        self.ready[row] = self.behind[row] == 0
+
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Drop the rows [S] whose mask is False."""
         kept = np.flatnonzero(mask)
         size = len(kept)
-        for name in (*self._COLUMNS, "inv_temperature", "tokens", "logprobs", "versions"):
+        for name in (*self._COLUMNS, "inv_temperature", "tokens", "logprobs", "versions", "written"):
             array = getattr(self, name)
             array[:size] = array[kept]
         self.size = size

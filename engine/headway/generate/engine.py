@@ -3,6 +3,9 @@
 Each step forwards a ragged mixture of prompt chunks and one token per running sequence. A group's prompt is
 prefilled once; its members read it from the pool. Weights are swapped between two steps.
 
+Nothing in the pool outlives its group, and no group reads another's: there is no prefix cache between requests, so
+a prompt asked again after a push is forwarded again, and there is nothing that could be salted by version.
+
 Called by headway.generator and headway.serial; never waits.
 
 Legend: N tokens of a step, S sequences that sample in it, V vocabulary.
@@ -20,11 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway.errors import WeightError
 from headway.generate.batch import DecodeBatch, RunningGroup
 from headway.generate.filters import filter_logits, has_filter
 from headway.generate.plan import Ints, Runs
+from headway.generate.prefill import Prefill, PrefillQueue
 from headway.generate.protocol import FinishedMember, GroupRequest
-from headway.generate.rebuild import cached_tokens, chunked
+from headway.generate.rebuild import chunked, stale_tokens, too_old
 from headway.generate.seeds import mix
 from headway.generate.servable import check_servable
 from headway.generate.slots import RegionAllocator, make_pool
@@ -38,11 +43,12 @@ class TorchEngine:
     """InferenceEngine over a Policy.
 
     Args:
-        policy: without gradients; its flat weights are overwritten by apply.
+        policy: without gradients; its flat weights are overwritten by apply, replaced by swap.
         max_running: sequences in the batch at once; kv_tokens: of the pool (0: what max_running sequences of
             the full context need, at most MAX_POOL_BYTES).
         prefill_tokens: prompt tokens forwarded in one step at most.
-        kv: "keep" or "recompute" the cache of running sequences when weights change.
+        kv: when weights change, "keep" the cache of running sequences, "recompute" it, or recompute what was
+            written more than so many optimizer steps before.
         decode: ids to text, for stop strings.
         clock: Unix time.
     """
@@ -54,30 +60,36 @@ class TorchEngine:
         max_running: int,
         kv_tokens: int,
         prefill_tokens: int,
-        kv: str,
+        kv: str | int,
         decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.policy = policy
         self.max_running = max_running
         self.prefill_tokens = prefill_tokens
-        self._recompute_kv = kv == "recompute"
+        self._kv = kv
         self._clock = clock
         self._pool = make_pool(policy, max_running, kv_tokens)
         self._regions = RegionAllocator(self._pool.keys.shape[1])
         self._stops = StopTable(policy.vocab_size, decode)
         self._batch = DecodeBatch()
         self._groups: dict[int, RunningGroup] = {}
-        self._prefilling: list[RunningGroup] = []
+        self._prefilling = PrefillQueue()
         self._waiting: deque[GroupRequest] = deque()
         self._num_waiting = 0
         self._versions: list[PolicyVersion] = []
         self._num_sampled = 0
+        self._held = self._torn = False
 
     @property
     def manifest(self) -> Manifest:
         """Of the weights it serves."""
         return self.policy.manifest
+
+    @property
+    def flat(self) -> Tensor:
+        """The weights it serves, fp32 [num_elements]."""
+        return self.policy.flat
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -128,32 +140,50 @@ class TorchEngine:
         mine = self._batch.group[: self._batch.size] == request_id
         lost = int(self._batch.count[: self._batch.size][mine].sum())
         self._release(np.flatnonzero(mine))
-        if group in self._prefilling:
-            self._prefilling.remove(group)
+        self._prefilling.discard(group)
         self._batch.keep(~mine)
         return lost
 
     def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
         """Put a version in force: `copy` fills the flat weights [num_elements]; requests in flight go on.
 
-        If `copy` raises, the engine must not be stepped again: the weights may be of no version.
+        If `copy` raises, the weights may be of no version: steps are refused until an apply succeeds.
         """
+        self._torn = True
         self._versions.append(copy(self.policy.flat))
-        if self._recompute_kv and self._groups:
-            self._rebuild_cache()
+        self._torn = False
+        self._rebuild_cache()
+
+    def swap(self, flat: Tensor, version: PolicyVersion) -> None:
+        """Put a version in force by serving from `flat` (fp32 [num_elements]); requests in flight go on."""
+        self._torn = True
+        self.policy.serve_from(flat)
+        self._versions.append(version)
+        self._torn = False
+        self._rebuild_cache()
+
+    def hold(self, held: bool) -> None:
+        """While held, waiting groups are not admitted; running ones go on."""
+        self._held = held
+
+    def restart(self) -> None:
+        """Drop the cache of every running sequence; each is forwarded again, prompt and own tokens, chunk by chunk."""
+        self._prefilling.restart(list(self._groups.values()))
+        self._batch.restart()
 
     @torch.inference_mode()
     def step(self) -> list[FinishedMember]:
         """One forward over all running sequences: one new token each; members that ended, by row."""
         assert self._versions, "no weights applied yet"
+        if self._torn:
+            raise WeightError("an apply failed half-way: these weights are of no version; apply again, or end")
         self._admit()
         if self._batch.size == 0:
             return []
         decode_rows = np.flatnonzero(self._batch.ready[: self._batch.size])
-        prefill, chunks, completed = self._prefill_runs()
-        hidden = self._forward(prefill, chunks, decode_rows)
-        num_prefill = sum(len(chunk) for chunk in chunks)
-        rows, sources = self._sampling_rows(prefill, completed, decode_rows, num_prefill)
+        prefill = self._prefilling.take(self._batch, self.prefill_tokens, len(self._versions) - 1)
+        hidden = self._forward(prefill, decode_rows)
+        rows, sources = self._sampling_rows(prefill, decode_rows)
         if len(rows) == 0:
             return []
         self._sample(hidden, rows, sources)
@@ -162,7 +192,7 @@ class TorchEngine:
     # Admission ------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self._waiting:
+        while self._waiting and not self._held:
             request = self._waiting[0]
             if self._batch.size + request.num_members > self.max_running:
                 return
@@ -193,7 +223,7 @@ class TorchEngine:
         group = RunningGroup(request, starts[0], self._clock(), stop_row)
         group.open_members.update(range(request.num_members))
         self._groups[request.request_id] = group
-        self._prefilling.append(group)
+        self._prefilling.add(group)
         members = np.arange(request.num_members)
         temperature = request.sampling.temperature
         self._batch.append(
@@ -212,27 +242,6 @@ class TorchEngine:
 
     # Forward --------------------------------------------------------------------------------------------------
 
-    def _prefill_runs(self) -> tuple[Runs, list[list[int]], list[RunningGroup]]:
-        """This step's prompt chunks: their runs, their token ids, and the groups whose prompt completes."""
-        budget = self.prefill_tokens
-        columns: list[tuple[int, int, int]] = []
-        chunks: list[list[int]] = []
-        completed: list[RunningGroup] = []
-        for group in self._prefilling:
-            size = min(budget, group.prompt_length - group.prefilled)
-            if size == 0:
-                break
-            columns.append((size, group.prompt_start, group.prefilled))
-            chunks.append(group.request.prompt_ids[group.prefilled : group.prefilled + size])
-            group.prefilled += size
-            budget -= size
-            if group.prefilled == group.prompt_length:
-                completed.append(group)
-        del self._prefilling[: len(completed)]
-        table = np.array(columns, np.int64).reshape(-1, 3)
-        none = np.zeros(len(table), np.int64)
-        return Runs(table[:, 0], table[:, 1], table[:, 2], none, none), chunks, completed
-
     def _decode_runs(self, rows: Ints) -> Runs:
         batch = self._batch
         return Runs(
@@ -243,14 +252,14 @@ class TorchEngine:
             batch.prompt_length[rows],
         )
 
-    def _forward(self, prefill: Runs, chunks: list[list[int]], decode_rows: Ints) -> Tensor:
+    def _forward(self, prefill: Prefill, decode_rows: Ints) -> Tensor:
         batch = self._batch
         decode_ids = batch.tokens[decode_rows, batch.count[decode_rows] - 1].astype(np.int64)
         decode_positions = batch.prompt_length[decode_rows] + batch.count[decode_rows] - 1
-        ids = np.concatenate([*(np.array(chunk, np.int64) for chunk in chunks), decode_ids])
-        starts = zip(prefill.causal_base.tolist(), prefill.length.tolist(), strict=True)
-        positions = np.concatenate([*(np.arange(base, base + n) for base, n in starts), decode_positions])
-        return self._run(Runs.concatenate([prefill, self._decode_runs(decode_rows)]), ids, positions)
+        runs = Runs.concatenate([prefill.runs, self._decode_runs(decode_rows)])
+        batch.forwarded(decode_rows, len(self._versions) - 1)
+        ids = np.concatenate([prefill.ids, decode_ids])
+        return self._run(runs, ids, np.concatenate([prefill.positions, decode_positions]))
 
     def _run(self, runs: Runs, ids: Ints, positions: Ints) -> Tensor:
         """Forward tokens [N] through the backbone, writing their KV; hidden states [N, H]."""
@@ -260,27 +269,29 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _rebuild_cache(self) -> None:
-        """Forward everything that is in the pool again, prompts before members, under the weights in force."""
-        for chunk in chunked(cached_tokens(self._groups.values(), self._batch), self.prefill_tokens):
+        """Forward what `kv` says of the pool again, prompts before members, under the weights in force."""
+        old = too_old(self._versions, self._kv)
+        if old is None:
+            return
+        for chunk in chunked(stale_tokens(self._groups.values(), self._batch, old), self.prefill_tokens):
             ids = np.concatenate([np.array(part.token_ids, np.int64) for part in chunk])
             positions = np.concatenate([part.positions() for part in chunk])
             self._run(Runs.concatenate([part.run for part in chunk]), ids, positions)
+            for part in chunk:
+                part.written[:] = len(self._versions) - 1
 
     # Sampling and ends ----------------------------------------------------------------------------------------
 
-    def _sampling_rows(
-        self, prefill: Runs, completed: list[RunningGroup], decode_rows: Ints, num_prefill: int
-    ) -> tuple[Ints, Ints]:
+    def _sampling_rows(self, prefill: Prefill, decode_rows: Ints) -> tuple[Ints, Ints]:
         """Rows [S] that sample, and for each the token [S] of this step whose hidden state it samples from."""
         rows, sources = [], []
-        ends = np.cumsum(prefill.length)
-        for index, group in enumerate(completed):
-            mine = np.flatnonzero(self._batch.group[: self._batch.size] == group.request.request_id)
-            self._batch.ready[mine] = 1
-            rows.append(mine)
-            sources.append(np.full(len(mine), ends[index] - 1))
+        for group, end in zip(prefill.completed, np.cumsum(prefill.runs.length).tolist(), strict=True):
+            if group is not None:
+                mine = self._batch.prompt_cached(group.request.request_id)
+                rows.append(mine)
+                sources.append(np.full(len(mine), end - 1))
         rows.append(decode_rows)
-        sources.append(num_prefill + np.arange(len(decode_rows)))
+        sources.append(prefill.num_tokens + np.arange(len(decode_rows)))
         return np.concatenate(rows), np.concatenate(sources)
 
     def _sample(self, hidden: Tensor, rows: Ints, sources: Ints) -> None:

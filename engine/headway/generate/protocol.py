@@ -113,9 +113,30 @@ class InferenceEngine(Protocol):
         """One forward over all running sequences: one new token each; members that ended."""
         ...
 
+    @property
+    def flat(self) -> Tensor:
+        """The weights it serves, fp32 [num_elements] in the manifest's order; written by `apply` alone."""
+        ...
+
     def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
         """Put a version in force: `copy` fills the flat weights and says which it is.
 
-        Requests in flight go on under it. If `copy` raises, the engine must not be stepped again.
+        Requests in flight go on under it. If `copy` raises, the weights may be of no version: a step raises
+        WeightError until another apply has succeeded.
+        """
+        ...
+
+    def swap(self, flat: Tensor, version: PolicyVersion) -> None:
+        """Put `version` in force by serving from `flat` (fp32 [num_elements]); nothing is copied."""
+        ...
+
+    def hold(self, held: bool) -> None:
+        """While held, waiting groups are not admitted; running ones go on."""
+        ...
+
+    def restart(self) -> None:
+        """Drop the cache of every running sequence; each goes on from its own prefix, forwarded again.
+
+        Nothing sampled is lost, and no step takes more prompt tokens for it than any other.
         """
         ...

@@ -8,12 +8,11 @@ headway.generator.main pumps messages between this and the learner; headway.seri
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from headway.envs import Completion, RewardPool, RewardResult
 from headway.generate import FinishedMember, GroupRequest, InferenceEngine, Unservable
@@ -26,18 +25,32 @@ from headway.types import (
     Trajectory,
     prompt_digest,
 )
+from headway.weights import Proof
 from headway.wire.messages import Trajectories, WeightAck
 
 
 class WeightSource(Protocol):
-    """Where new weights come from: a channel's receiving end."""
+    """Where new weights come from: a stager over this rollout's engine."""
 
-    def newest(self) -> PolicyVersion | None:
-        """The version that fetch would bring, None if there is none yet."""
+    def staged(self) -> PolicyVersion | None:
+        """The version that a commit would put in force now, None if there is none."""
         ...
 
-    def fetch(self, flat: Tensor) -> tuple[PolicyVersion, str]:
-        """Fill `flat` with one whole version; returns it with the digest of its published bytes."""
+    def commit(self) -> PolicyVersion | None:
+        """Put it in force in the engine; None if there is none any more."""
+        ...
+
+    def relieve(self) -> bool:
+        """Copy what the engine serves out of memory that the learner needs; True if that was so."""
+        ...
+
+    def proofs(self) -> list[Proof]:
+        """Versions in force, each with the digest of what is served, since the last call."""
+        ...
+
+    @property
+    def unproved(self) -> bool:
+        """Whether a version is in force whose proof is still to come."""
         ...
 
 
@@ -70,6 +83,8 @@ class Rollout:
     Args:
         incarnation: of this generator; part of every trajectory id.
         engine, rewards, weights: what it drives; decode: many id sequences to texts.
+        mode: what a push does to sequences in flight: "in_flight", they go on; "drain", they end first, and nothing
+            new starts meanwhile; "resume", they are aborted and go on from their prefix, forwarded again.
         clock: monotonic seconds.
     """
 
@@ -81,8 +96,12 @@ class Rollout:
         weights: WeightSource,
         decode: Callable[[Sequence[Sequence[int]]], list[str]],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        mode: str = "in_flight",
     ) -> None:
         self.incarnation = incarnation
+        self._mode = mode
+        self._pauses: dict[PolicyVersion, float] = {}
         self.engine = engine
         self.rewards = rewards
         self._num_sent = 0
@@ -107,6 +126,11 @@ class Rollout:
         return len(self._held)
 
     @property
+    def tickets(self) -> Collection[int]:
+        """Ids of the tickets held. A live view."""
+        return self._held.keys()
+
+    @property
     def has_work(self) -> bool:
         """Whether a decode step would do anything."""
         return self.engine.num_running + self.engine.num_waiting > 0
@@ -117,8 +141,12 @@ class Rollout:
         return len(self._scoring)
 
     def grant(self, tickets: Sequence[Ticket]) -> None:
-        """New tickets; they join the decode batch together, in this order, once their version is in force."""
+        """New tickets; they join the decode batch together, in this order, once their version is in force.
+
+        One that is held already came twice: its first Grant was thought lost.
+        """
         now = self._clock()
+        tickets = [ticket for ticket in tickets if ticket.ticket_id not in self._held]
         for ticket in tickets:
             digest = prompt_digest(ticket.prompt_ids)
             members = set(range(ticket.num_members))
@@ -132,23 +160,34 @@ class Rollout:
                 self._drop(ticket_id, DropReason.TICKET_CLOSED, "cancelled by the learner")
 
     def refresh(self) -> bool:
-        """Put the newest version in force if it is newer; True if it did."""
-        newest = self._weights.newest()
-        if newest is None or (self.engine.version is not None and newest <= self.engine.version):
+        """Put what is staged in force, as `mode` says; True if it did. Proofs that came in become acks."""
+        self._acknowledge()
+        self._weights.relieve()
+        version = self._weights.staged()
+        if version is None or (self.engine.version is not None and version <= self.engine.version):
+            return False
+        if self._mode == "drain" and self.engine.num_running:
+            self.engine.hold(True)
             return False
         started = time.perf_counter()
-        fetched: list[tuple[PolicyVersion, str]] = []
-
-        def copy(flat: Tensor) -> PolicyVersion:
-            fetched.append(self._weights.fetch(flat))
-            return fetched[0][0]
-
-        self.engine.apply(copy)
-        version, digest = fetched[0]
-        pause = time.perf_counter() - started
-        ack = WeightAck(incarnation=self.incarnation, version=version, digest=digest, pause_s=pause)
-        self._outbox.acks.append(ack)
+        committed = self._weights.commit()
+        if committed is None:
+            return False
+        if self._mode == "resume":
+            self.engine.restart()
+        self._pauses[committed] = time.perf_counter() - started
+        self.engine.hold(False)
+        self._acknowledge()
         return True
+
+    def _acknowledge(self) -> None:
+        for proof in self._weights.proofs():
+            pause_s = self._pauses.pop(proof.version, 0.0)
+            self._outbox.acks.append(
+                WeightAck(
+                    incarnation=self.incarnation, version=proof.version, digest=proof.digest, pause_s=pause_s
+                )
+            )
 
     def turn(self) -> None:
         """Admit what may start, decode one step, hand completions to the reward workers, take rewards in."""
@@ -160,7 +199,13 @@ class Rollout:
         self.rewards.check()
 
     def take(self) -> tuple[list[WeightAck], Trajectories | None]:
-        """What the learner must hear, acks first; the outbox is empty afterwards."""
+        """What the learner must hear, acks first; the outbox is empty afterwards.
+
+        While the version in force is unproved nothing that it may have sampled leaves: only acks.
+        """
+        if self._weights.unproved:
+            acks, self._outbox.acks = self._outbox.acks, []
+            return acks, None
         out, self._outbox = self._outbox, Outbox()
         if not out.finished and not out.failures:
             return out.acks, None

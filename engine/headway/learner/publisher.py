@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headway.errors import WeightError
 from headway.model import Policy
 from headway.types import PolicyVersion
-from headway.weights import Published, ShmPublisher
+from headway.weights import Published, WeightPublisher
 
 _log = logging.getLogger(__name__)
 MAX_UNCHANGED = 2
@@ -17,7 +17,12 @@ MAX_UNCHANGED = 2
 
 @dataclass(frozen=True)
 class PushStats:
-    """One step's push: seconds, published bytes, share of published elements that changed; zeros without one."""
+    """One step's push, zeros without one.
+
+    Attributes:
+        seconds: the learner stood still for it; num_bytes: that a generator of the version before needs.
+        changed_share: of the published elements.
+    """
 
     seconds: float
     num_bytes: int
@@ -46,11 +51,11 @@ class Publisher:
     """Publishes a policy's weights through a channel.
 
     Args:
-        channel: the learner's end; policy: whose flat weights, as rounded, are published.
+        channel: the learner's core of it; policy: whose flat weights, as rounded, are published.
         interval: optimizer steps per push; its owner may change it.
     """
 
-    def __init__(self, channel: ShmPublisher, policy: Policy, interval: PushInterval) -> None:
+    def __init__(self, channel: WeightPublisher, policy: Policy, interval: PushInterval) -> None:
         self._channel = channel
         self._policy = policy
         self._interval = interval

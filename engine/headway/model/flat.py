@@ -82,6 +82,17 @@ def flatten(module: nn.Module, manifest: Manifest, *, with_grad: bool) -> tuple[
     return flat, grad
 
 
+def rebind(module: nn.Module, manifest: Manifest, flat: Tensor) -> None:
+    """Let a module's parameters be views of another flat buffer, without copying.
+
+    Args:
+        module: without gradients; manifest: its own. flat: fp32 [num_elements], which the caller keeps alive.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for spec in manifest.tensors:
+        parameters[spec.name].data = flat[spec.offset : spec.offset + spec.size].view(spec.shape)
+
+
 def aligned_zeros(num_elements: int) -> Tensor:
     """fp32 zeros [num_elements] that start on a 64-byte boundary."""
     raw = torch.zeros(num_elements + ALIGNMENT, dtype=torch.float32)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from headway.errors import ModelError
 from headway.model.attention import AttentionContext
-from headway.model.flat import build_manifest, flatten
+from headway.model.flat import build_manifest, flatten, rebind
 from headway.types import Manifest
 
 
@@ -86,6 +86,15 @@ class Policy:
             context=context,
         )
         return out.last_hidden_state[0]
+
+    def serve_from(self, flat: Tensor) -> None:
+        """Compute with the weights in `flat` (fp32 [num_elements]) from now on; nothing is copied.
+
+        For policies without gradients: optimizer and gradient refer to the first buffer.
+        """
+        assert self.grad is None, "a policy that trains keeps its own buffer"
+        rebind(self.module, self.manifest, flat)
+        self.flat = flat
 
     def round_to_published(self) -> None:
         """Round the weights to the published dtype, so that both sides compute with the same values."""

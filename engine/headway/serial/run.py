@@ -7,6 +7,7 @@ debugging with a debugger, and for the synchronous limit.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,46 +16,77 @@ import torch
 from torch import Tensor
 
 from headway.buffer import Group
-from headway.config import RunConfig
+from headway.checkpoint import Attempt
+from headway.config import RunConfig, RunFolder
 from headway.config.loading import parse_value
 from headway.errors import DeadlineExceeded, HeadwayError
+from headway.generate import InferenceEngine
 from headway.generator import Rollout, build_engine, build_rewards
 from headway.learner import Desk, LearnerParts, Recorder, build_learner
+from headway.learner.checkpoints import Checkpoints, open_state
 from headway.learner.live import Settings
 from headway.learner.publisher import NO_PUSH, PushInterval, PushStats
+from headway.learner.resume import resume_desk, resume_parts, resume_rows
 from headway.model import Policy, save_policy
 from headway.telemetry import SplitClock
 from headway.trainer import check_agreement
 from headway.types import LearnerStatus, PolicyVersion, StepRecord
-from headway.weights import weights_digest
+from headway.weights import Proof, state_digest
 from headway.wire.messages import SCHEMA, Cancel, DataMessage, Grant, Hello, Welcome
 
 REWARD_WAIT_S = 1.0
 
 
 class DirectWeights:
-    """A weight source that reads the trainer's buffer: there is no moment at which it could be half written."""
+    """The trainer's buffer as what is published: there is no moment at which it could be half written."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
         self.version: PolicyVersion | None = None
         self.digest = ""
 
     def publish(self, version: PolicyVersion) -> str:
         """The trainer's weights, as they are now, are `version`; returns their digest."""
-        dtype = torch.bfloat16 if self._policy.manifest.dtype == "bfloat16" else torch.float32
-        self.version, self.digest = version, weights_digest(self._policy.flat.to(dtype))
+        dtype = torch.bfloat16 if self.policy.manifest.dtype == "bfloat16" else torch.float32
+        self.version, self.digest = version, state_digest(self.policy.flat.to(dtype))
         return self.digest
 
-    def newest(self) -> PolicyVersion | None:
-        """The version that fetch would bring."""
-        return self.version
 
-    def fetch(self, flat: Tensor) -> tuple[PolicyVersion, str]:
+class DirectSource:
+    """A weight source that copies from the trainer's buffer into one engine."""
+
+    unproved = False
+
+    def __init__(self, weights: DirectWeights, engine: InferenceEngine) -> None:
+        self._weights, self._engine = weights, engine
+        self._proofs: list[Proof] = []
+
+    def staged(self) -> PolicyVersion | None:
+        """The version that a commit would bring."""
+        newest, held = self._weights.version, self._engine.version
+        return newest if newest is not None and (held is None or newest > held) else None
+
+    def commit(self) -> PolicyVersion | None:
         """Copy it."""
-        assert self.version is not None
-        flat.copy_(self._policy.flat)
-        return self.version, self.digest
+        version = self._weights.version
+        assert version is not None
+
+        def copy(flat: Tensor) -> PolicyVersion:
+            flat.copy_(self._weights.policy.flat)
+            return version
+
+        self._engine.apply(copy)
+        self._proofs.append(Proof(version, self._weights.digest))
+        return version
+
+    def relieve(self) -> bool:
+        """Nothing is served from here."""
+        return False
+
+    def proofs(self) -> list[Proof]:
+        """Of the commits since the last call."""
+        proofs, self._proofs = self._proofs, []
+        return proofs
 
 
 class SerialRun:
@@ -62,11 +94,25 @@ class SerialRun:
 
     Args:
         config: the recipe; note: told what takes long.
+        folder: where checkpoints go and come from; None: without any.
+        attempt: what it starts from. stopping: asked between turns why to stop, "" to go on.
     """
 
-    def __init__(self, config: RunConfig, note: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        note: Callable[[str], None] = lambda line: None,
+        folder: RunFolder | None = None,
+        attempt: Attempt | None = None,
+        stopping: Callable[[], str] = lambda: "",
+    ) -> None:
         self.config = config
-        self.parts: LearnerParts = build_learner(config, note)
+        self.attempt = attempt or Attempt(0)
+        self.stopping = stopping
+        folder = folder or RunFolder(Path(), "serial")
+        parts = build_learner(config, note)
+        state = open_state(folder, config, self.attempt, parts)
+        self.parts: LearnerParts = resume_parts(parts, config, self.attempt, state)
         self.desk = Desk(
             config,
             "serial",
@@ -87,14 +133,21 @@ class SerialRun:
         self.interval = PushInterval(config.push.interval)
         self.settings = Settings(config, self.desk, self.parts.trainer, self.interval, note)
         self.recorder = Recorder(self.desk, self.settings.take_changes, self.clock)
-        self.version = PolicyVersion(0, 0)
+        if self.attempt.epoch:
+            note(str(resume_desk(folder, config, self.attempt, self.parts, state, self.desk)))
+        resume_rows(state, self.settings, self.recorder)
+        self.checkpoints = Checkpoints(
+            folder, config, self.attempt, self.parts, self.desk, self.settings, self.recorder,
+            contextlib.nullcontext(), note,
+        )  # fmt: skip
+        self.version = self.attempt.version
         self.rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
         self._publish()
 
     def _make_rollout(self, index: int) -> Rollout:
         engine = build_engine(self.config, self.parts.folder, self.parts.tokenizer)
         rewards = build_rewards(self.config)
-        incarnation = f"g{index}-serial"
+        incarnation = f"g{index}-serial{self.attempt.epoch}"
         hello = Hello(
             run_id="serial",
             schema=SCHEMA,
@@ -106,7 +159,14 @@ class SerialRun:
             serving=None,
         )
         self.desk.on_message(incarnation.encode(), hello)
-        return Rollout(incarnation, engine, rewards, self.weights, self.parts.tokenizer.decode_many)
+        return Rollout(
+            incarnation,
+            engine,
+            rewards,
+            DirectSource(self.weights, engine),
+            self.parts.tokenizer.decode_many,
+            mode=self.config.push.mode,
+        )
 
     def steps(self) -> Iterator[StepRecord]:
         """Yields a StepRecord for each optimizer step until the run is over."""
@@ -127,7 +187,7 @@ class SerialRun:
         while True:
             for rollout in self.rollouts:
                 self._turn(rollout)
-            if self.desk.drained:
+            if self.desk.drained or self.stopping():
                 return []
             groups = self.desk.take().groups
             if groups:
@@ -168,9 +228,11 @@ class SerialRun:
             self.version.step, last=self.version.step == self.config.steps
         ):
             push = self._publish()
-        record = self.recorder.step(groups, consumed, self.version, stats, push)
+        blocked_s = self.checkpoints.take_blocked_s()
+        record = self.recorder.step(groups, consumed, self.version, stats, push, blocked_s)
         self.settings.observe(record)
-        if consumed.step == 0:
+        self.checkpoints.row(record)
+        if consumed == self.attempt.version:
             check_agreement(stats.policy, record.lag_max)
         return record
 
@@ -203,19 +265,27 @@ def run_serial(
     run_dir: Path,
     on_record: Callable[[StepRecord], None],
     note: Callable[[str], None] = lambda line: None,
+    attempt: Attempt | None = None,
+    stopping: Callable[[], str] = lambda: "",
 ) -> LearnerStatus:
     """`headway run --serial`: a whole run; `on_record` is told each step.
+
+    Args:
+        run_dir: its folder. attempt: what it starts from. stopping: asked now and then why to stop, "" to go on.
 
     Raises:
         HeadwayError: the recipe's model or environment cannot be used.
     """
-    run = SerialRun(config, note)
+    run = SerialRun(config, note, RunFolder(run_dir, "serial"), attempt, stopping)
     status, cause = "finished", ""
     try:
         for record in run.steps():
             on_record(record)
+            run.checkpoints.maybe_save(run.version.step)
         if run.version.step < config.steps:
-            cause = f"the prompts are used up after {run.version.step} updates"
+            cause = stopping() or f"the prompts are used up after {run.version.step} updates"
+        status = "stopped" if stopping() else status
+        run.checkpoints.save_last(run.version.step, stopped=bool(stopping()))
         if config.save:
             save_policy(run.parts.policy, run.parts.folder, run_dir / "policy")
     except KeyboardInterrupt:

@@ -1,6 +1,40 @@
 """Weights in place: how one policy version gets from the learner into running generators."""
 
+from headway.weights.channel import (
+    ChannelReceiver,
+    ChannelSender,
+    Payload,
+    PayloadHeader,
+    PayloadKind,
+    Publication,
+)
+from headway.weights.digest import state_digest
+from headway.weights.open import choose_channel, open_publisher, open_receiver, open_sender, open_stager
+from headway.weights.publisher import Published, WeightPublisher
 from headway.weights.segment import segment_name
-from headway.weights.shm import Published, ShmPublisher, ShmReceiver, weights_digest
+from headway.weights.served import FlatServed, Served, SlicedServed
+from headway.weights.stager import Proof, Stager, StagerThread
 
-__all__ = ["Published", "ShmPublisher", "ShmReceiver", "segment_name", "weights_digest"]
+__all__ = [
+    "ChannelReceiver",
+    "ChannelSender",
+    "FlatServed",
+    "Payload",
+    "PayloadHeader",
+    "PayloadKind",
+    "Proof",
+    "Publication",
+    "Published",
+    "Served",
+    "SlicedServed",
+    "Stager",
+    "StagerThread",
+    "WeightPublisher",
+    "choose_channel",
+    "open_publisher",
+    "open_receiver",
+    "open_sender",
+    "open_stager",
+    "segment_name",
+    "state_digest",
+]

@@ -1,0 +1,141 @@
+"""Which channel a run pushes through, and how both ends of it are opened: the one place that knows them all.
+
+    learner     open_sender(config, manifest, run_id)             its address goes into every Welcome
+    generator   open_receiver(address, config, manifest, run_id)  opens what it was told
+
+An address begins with its channel's name and a colon, so a generator opens what its learner chose. A channel's module
+is imported only when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.config import RunConfig
+from headway.config.address import is_loopback, split_tcp
+from headway.errors import UnsupportedOption, WeightError
+from headway.types import Manifest
+from headway.weights.channel import ChannelReceiver, ChannelSender
+from headway.weights.publisher import WeightPublisher
+from headway.weights.segment import segment_name
+from headway.weights.served import Served
+from headway.weights.shm import SCHEME as SHM
+from headway.weights.shm import ShmReceiver, ShmSender
+from headway.weights.stager import Stager
+
+
+@dataclass(frozen=True)
+class ChannelChoice:
+    """The channel of a run, and why, for people."""
+
+    name: str
+    why: str
+
+
+def choose_channel(config: RunConfig) -> ChannelChoice:
+    """What push.channel comes to."""
+    if config.push.channel != "auto":
+        return ChannelChoice(config.push.channel, "as the recipe says")
+    address = split_tcp(config.stream.bind)
+    if config.stream.transport == "ipc" or address is None or is_loopback(address[0]):
+        return ChannelChoice("shm", "every process is on this host")
+    return ChannelChoice("tcp", f"stream.bind = {config.stream.bind!r} lets generators on other machines join")
+
+
+def swaps(config: RunConfig) -> bool:
+    """Whether generators serve from the channel's own memory.
+
+    Only fp32 weights are served as they are published, and only shm has memory that both sides map.
+    """
+    possible = choose_channel(config).name == "shm" and config.push.dtype == "float32"
+    if config.push.apply == "swap" and not possible:
+        raise UnsupportedOption(
+            f"push.apply = 'swap' needs push.channel = 'shm' and push.dtype = 'float32'; this run has "
+            f"{choose_channel(config).name!r} and {config.push.dtype!r}: set 'auto' or 'copy'"
+        )
+    return possible and config.push.apply == "swap"
+
+
+def open_sender(config: RunConfig, manifest: Manifest, run_id: str) -> ChannelSender:
+    """The learner's end.
+
+    Raises:
+        WeightError, StreamError: it cannot be opened. UnsupportedOption: not with this recipe.
+    """
+    name = choose_channel(config).name
+    if name == "shm":
+        num_buffers = 3 if config.generator.replicas == 1 else 4
+        return ShmSender(segment_name(run_id, os.getpid()), manifest, num_buffers=num_buffers)
+    if name == "tcp":
+        from headway.weights.tcp import TcpSender
+
+        _refuse_keys(config)
+        insecure = config.stream.insecure
+        return TcpSender(run_id, manifest.digest, endpoint=_tcp_endpoint(config), insecure=insecure)
+    raise UnsupportedOption(f"push.channel = {name!r}: this build has auto, shm and tcp")
+
+
+def open_publisher(config: RunConfig, manifest: Manifest, run_id: str) -> WeightPublisher:
+    """The learner's core over its channel. Raises as open_sender does."""
+    mapped = choose_channel(config).name == "shm"
+    return WeightPublisher(
+        open_sender(config, manifest, run_id),
+        manifest,
+        anchor=config.push.anchor,
+        compression="none" if mapped else config.push.compression,
+        merged=0 if mapped else 1,
+    )
+
+
+def open_receiver(address: str, config: RunConfig, manifest: Manifest, run_id: str) -> ChannelReceiver:
+    """A generator's end.
+
+    Args:
+        address: as the learner's Welcome says.
+
+    Raises:
+        WeightError: no such channel, or it is another model's. StreamError, DeadlineExceeded: nobody answers.
+    """
+    if address.startswith(SHM):
+        return ShmReceiver(address.removeprefix(SHM), manifest, whole_only=swaps(config))
+    if address.startswith("tcp:"):
+        from headway.weights.tcp_receiver import TcpReceiver
+
+        _refuse_keys(config)
+        return TcpReceiver(address, run_id, manifest.digest, insecure=config.stream.insecure)
+    raise WeightError(f"weight channel {address!r}: this build opens shm: and tcp: addresses")
+
+
+def open_stager(
+    address: str,
+    config: RunConfig,
+    served: Served,
+    manifest: Manifest,
+    run_id: str,
+    wake: Callable[[], None],
+) -> Stager:
+    """A generator's core over its channel.
+
+    Args:
+        wake: called when something is staged or proved, on the stager's thread. The others as in open_receiver,
+            which also says what is raised.
+    """
+    receiver = open_receiver(address, config, manifest, run_id)
+    return Stager(receiver, served, manifest, swap=swaps(config), wake=wake)
+
+
+def _tcp_endpoint(config: RunConfig) -> str:
+    """push.bind; else a free port of the host that the stream binds."""
+    if config.push.bind:
+        return config.push.bind
+    address = split_tcp(config.stream.bind)
+    return f"tcp://{address[0] if address else '127.0.0.1'}:0"
+
+
+def _refuse_keys(config: RunConfig) -> None:
+    if config.stream.keys:
+        raise UnsupportedOption(
+            "push.channel = 'tcp' does not take stream.keys yet; set push.channel = 'shm' on one host"
+        )

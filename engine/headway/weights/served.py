@@ -1,0 +1,235 @@
+"""The weights that an engine serves, as the receiving side of a push sees them: written, read back, or swapped.
+
+Two shapes: one flat fp32 buffer in the manifest's order (the embedded engine), and tensors that a SliceTable maps
+to (engines that fuse, shard or transpose). Called by the stager: `write` and `swap` between two decode steps, on
+the engine's thread; `read` beside generation, on the stager's, while nobody writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.errors import WeightError
+from headway.types import Manifest, PolicyVersion
+from headway.weights.digest import byte_view
+from headway_kernels.slice_table import destination_indices
+from headway_kernels.weight_delta import (
+    BLOCK_ELEMENTS,
+    DENSE,
+    Delta,
+    SliceTable,
+    apply_delta,
+    apply_slices,
+)
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def published_dtype(manifest: Manifest) -> torch.dtype:
+    """Of a manifest's published weights."""
+    return TORCH_DTYPES[manifest.dtype]
+
+
+class FlatEngine(Protocol):
+    """An engine whose weights are one flat buffer."""
+
+    @property
+    def flat(self) -> Tensor:
+        """fp32 [num_elements], in the manifest's order, as served."""
+        ...
+
+    def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
+        """Let `copy` write the flat weights, and put the version it returns in force."""
+        ...
+
+    def swap(self, flat: Tensor, version: PolicyVersion) -> None:
+        """Serve from `flat` from now on."""
+        ...
+
+
+class Served(Protocol):
+    """Weights that are being served."""
+
+    @property
+    def swaps(self) -> bool:
+        """Whether a published buffer can be served as it is."""
+        ...
+
+    def write(self, version: PolicyVersion, deltas: Sequence[Delta]) -> None:
+        """Write the deltas' elements, in order, and put `version` in force. Calling it again writes the same."""
+        ...
+
+    def swap(self, version: PolicyVersion, state: Tensor) -> None:
+        """Serve from `state`, a published buffer that nobody writes, and put `version` in force."""
+        ...
+
+    def read(self, block: int, length: int) -> memoryview:
+        """Published bytes of block `block` (`length` elements) as they are in force now.
+
+        Raises:
+            WeightError: what is served is no published value.
+        """
+        ...
+
+
+class FlatServed:
+    """Served over a FlatEngine.
+
+    Args:
+        engine: computes in fp32; manifest: of the weights it serves.
+    """
+
+    def __init__(self, engine: FlatEngine, manifest: Manifest) -> None:
+        self._engine = engine
+        self._dtype = published_dtype(manifest)
+
+    @property
+    def swaps(self) -> bool:
+        """Only fp32 publishing: a bf16 buffer must be widened for an engine that computes in fp32."""
+        return self._dtype == torch.float32
+
+    def write(self, version: PolicyVersion, deltas: Sequence[Delta]) -> None:
+        """See Served."""
+
+        def copy(flat: Tensor) -> PolicyVersion:
+            for delta in deltas:
+                _write_flat(delta, flat)
+            return version
+
+        self._engine.apply(copy)
+
+    def swap(self, version: PolicyVersion, state: Tensor) -> None:
+        """See Served."""
+        self._engine.swap(state, version)
+
+    def read(self, block: int, length: int) -> memoryview:
+        """See Served."""
+        start = block * BLOCK_ELEMENTS
+        part = self._engine.flat[start : start + length]
+        if self._dtype == torch.float32:
+            return byte_view(part)
+        return memoryview(_narrow(bits_of(part), self._dtype, block)).cast("B")
+
+
+def bits_of(tensor: Tensor) -> NDArray[np.uint16] | NDArray[np.uint32]:
+    """The bits of a contiguous CPU tensor, flat, sharing its memory."""
+    wide = tensor.element_size() == 4
+    values = tensor.detach().view(-1).view(torch.int32 if wide else torch.int16).numpy()
+    return values.view(np.uint32 if wide else np.uint16)
+
+
+def _narrow(
+    bits: NDArray[np.uint16] | NDArray[np.uint32], dtype: torch.dtype, block: int
+) -> NDArray[np.uint16] | NDArray[np.uint32]:
+    """Served bits as published bits. A bf16 value widened to fp32 has 16 zero bits at its end, NaNs too."""
+    if bits.itemsize == dtype.itemsize:
+        return np.ascontiguousarray(bits)
+    halves = np.ascontiguousarray(bits).view(np.uint16)
+    if halves[0::2].any():
+        raise WeightError(f"block {block} of the served weights holds values that are not {dtype}")
+    return np.ascontiguousarray(halves[1::2])
+
+
+def is_dense(delta: Delta) -> bool:
+    """Whether a delta is a whole state."""
+    return bool((delta.formats == DENSE).all())
+
+
+def _write_flat(delta: Delta, flat: Tensor) -> None:
+    if is_dense(delta):
+        # torch's widening copy is one vector loop over all of it; values are in order, so nothing is looked up.
+        flat.copy_(torch.from_numpy(delta.payload).view(delta.dtype))
+    elif delta.dtype == flat.dtype:
+        apply_delta(delta, flat)
+    else:
+        apply_slices(delta, _identity(delta.num_elements), [flat], cast=True)
+
+
+_identities: dict[int, SliceTable] = {}
+
+
+def _identity(num_elements: int) -> SliceTable:
+    if num_elements not in _identities:
+        _identities[num_elements] = SliceTable.identity(num_elements)
+    return _identities[num_elements]
+
+
+class SlicedServed:
+    """Served over tensors of any layout.
+
+    Args:
+        table: of headway.weights.slices, where every tensor of the manifest lands somewhere, so that what is in
+            force can be read back whole. Give all ranks' tensors where a model is sharded inside one process.
+        tensors: the destinations, of the published dtype or fp32, contiguous; written in place.
+        manifest: of the published weights.
+        put: called with the version after the last element is written.
+
+    Raises:
+        WeightError: a tensor of the manifest, or a part of it, lands nowhere.
+    """
+
+    def __init__(
+        self,
+        table: SliceTable,
+        tensors: Sequence[Tensor],
+        manifest: Manifest,
+        put: Callable[[PolicyVersion], None],
+    ) -> None:
+        self._table, self._tensors, self._put = table, list(tensors), put
+        self._dtype = published_dtype(manifest)
+        uncovered = uncovered_tensors(table, manifest)
+        if uncovered:
+            raise WeightError(
+                f"the slice table leaves parts of {', '.join(uncovered[:5])} unserved; what is in force could not "
+                "be proved: give the tensors of every rank, or map what is left out"
+            )
+
+    @property
+    def swaps(self) -> bool:
+        """Never: the layouts differ."""
+        return False
+
+    def write(self, version: PolicyVersion, deltas: Sequence[Delta]) -> None:
+        """See Served."""
+        for delta in deltas:
+            apply_slices(delta, self._table, self._tensors, cast=True)
+        self._put(version)
+
+    def swap(self, version: PolicyVersion, state: Tensor) -> None:
+        """Refused."""
+        raise WeightError("weights of another layout than the published one cannot be swapped")
+
+    def read(self, block: int, length: int) -> memoryview:
+        """See Served. Tied copies must agree; alignment gaps, which land nowhere, are zero as published."""
+        source = np.arange(block * BLOCK_ELEMENTS, block * BLOCK_ELEMENTS + length, dtype=np.int64)
+        out = np.zeros(length, np.uint16 if self._dtype.itemsize == 2 else np.uint32)
+        seen = np.zeros(length, np.bool_)
+        table = self._table
+        for row in table.block_runs[table.block_offsets[block] : table.block_offsets[block + 1]]:
+            run = table.runs[row]
+            inside, landing = destination_indices(run, source)
+            values = _narrow(bits_of(self._tensors[int(run[4])])[landing], self._dtype, block)
+            again = seen[inside]
+            if again.any() and (out[inside][again] != values[again]).any():
+                raise WeightError(f"block {block}: tied copies of one tensor are not served alike")
+            out[inside], seen[inside] = values, True
+        return memoryview(out).cast("B")
+
+
+def uncovered_tensors(table: SliceTable, manifest: Manifest) -> list[str]:
+    """Names of the manifest's tensors of which some element lands nowhere."""
+    counts = np.zeros(manifest.num_elements + 1, np.int32)
+    for start, rows, length, source_stride, *_ in table.runs.tolist():
+        firsts = start + np.arange(rows, dtype=np.int64) * source_stride
+        np.add.at(counts, firsts, 1)
+        np.add.at(counts, firsts + length, -1)
+    covered = np.cumsum(counts[:-1]) > 0
+    return [
+        spec.name for spec in manifest.tensors if not covered[spec.offset : spec.offset + spec.size].all()
+    ]
