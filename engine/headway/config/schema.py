@@ -6,7 +6,7 @@ headway.config.checks. A field's description is its documentation: docs/configur
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -158,13 +158,35 @@ class StalenessConfig(Section):
 class PushConfig(Section):
     """How new weights reach the generators."""
 
-    channel: Literal["shm"] = Field(default="shm", description="shared memory")
+    channel: Literal["auto", "shm", "tcp"] = Field(
+        default="auto",
+        description="shm: shared memory of one host; tcp: any network; auto: shm where every process is on this host",
+    )
+    bind: str = Field(
+        default="",
+        description="tcp://HOST:PORT of the tcp channel; empty: the host of stream.bind, a port that is free",
+    )
+    mode: Literal["in_flight", "drain", "resume"] = Field(
+        default="in_flight",
+        description="sequences in flight at a push: go on with the new weights; end first, nothing new starting "
+        "meanwhile; are aborted and go on from their prefix",
+    )
+    apply: Literal["auto", "copy", "swap"] = Field(
+        default="auto",
+        description="copy into the engine's weights, or serve from the shared memory itself (shm, float32 only)",
+    )
+    anchor: int = Field(
+        default=8, ge=1, description="pushes from one whole state to the next; deltas between (tcp)"
+    )
+    compression: Literal["none", "zstd"] = Field(default="none", description="of deltas on the wire (tcp)")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the published weights; both sides compute with it"
     )
     interval: int = Field(default=1, ge=1, description="K: optimizer steps per push")
-    kv: Literal["keep", "recompute"] = Field(
-        default="keep", description="KV cache of running sequences after a push"
+    kv: Literal["keep", "recompute"] | Annotated[int, Field(ge=0)] = Field(
+        default="keep",
+        description="KV cache of running sequences after a push; a number k: recompute what was written more than k "
+        "optimizer steps before",
     )
 
 
