@@ -48,16 +48,18 @@ HEADWAY_INLINE uint64_t diff_word(const uint8_t* source, uint8_t* old, bool upda
         word |= differs << i;
     }
 #else
-    constexpr int64_t in_bytes = source_type == FLOAT32 ? 4 : 2, out_bytes = wide ? 4 : 2;
-    for (int i = 0; i < 64; i++) {
-        const uint32_t fresh = source_type == target
-                                   ? (wide ? load_u32(source + i * 4) : load_u16(source + i * 2))
-                                   : narrow_bits(target, load_u32(source + i * in_bytes));
-        const uint32_t before = wide ? load_u32(old + i * 4) : load_u16(old + i * 2);
-        if (fresh == before) continue;
-        word |= uint64_t{1} << i;
-        if (update) __builtin_memcpy(old + i * out_bytes, &fresh, out_bytes);
+    uint8_t fresh[64 * 4];
+    cast_values(source_type, target, source, fresh, 64);
+    uint8_t differs[64];
+    for (int i = 0; i < 64; i++)
+        differs[i] = wide ? load_u32(fresh + 4 * i) != load_u32(old + 4 * i)
+                          : load_u16(fresh + 2 * i) != load_u16(old + 2 * i);
+    for (int i = 0; i < 64; i += 8) {
+        uint64_t eight;  // bytes of 0 or 1; the product gathers their bits in its top byte, the first lowest
+        __builtin_memcpy(&eight, differs + i, 8);
+        word |= (eight * 0x0102040810204080u >> 56) << i;
     }
+    if (update && word) __builtin_memcpy(old, fresh, wide ? 256 : 128);
 #endif
     return word;
 }
@@ -201,8 +203,7 @@ static void expand_values(const uint64_t* mask, int64_t low, int64_t high, const
         uint32_t m = marks[base >> 3];
         if (base < low) m &= 255u << (low - base);
         if (base + 8 > high) m &= 255u >> (base + 8 - high);
-        if (!m) continue;
-        if (base >= low && base + 8 <= high && values + 8 * bytes <= end) {
+        if (base >= low && base + 8 <= high && values + 8 * bytes <= end) {  // even if m is 0: that is hard to predict
             expand_eight(bytes, values, m, destination + (base - low) * bytes);
             values += __builtin_popcount(m) * bytes;
             continue;
