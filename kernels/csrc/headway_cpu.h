@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#define HEADWAY_CPU_ABI 2
+#define HEADWAY_CPU_ABI 3
 
 #if defined(_WIN32)
 #define HEADWAY_EXPORT extern "C" __declspec(dllexport)
@@ -91,6 +91,57 @@ HEADWAY_EXPORT int64_t headway_delta_check(const HeadwayDelta* delta, int64_t* l
 // payload has room for all values and a bit an element, of whole blocks. Returns the number of elements carried.
 HEADWAY_EXPORT int64_t headway_delta_merge(const HeadwayDelta* older, const HeadwayDelta* newer, uint8_t* formats,
                                            int64_t* offsets, uint8_t* payload, int64_t num_threads);
+
+// weight[vocabulary, hidden] of dtype, contiguous; bias[vocabulary] or null; softcap 0: none.
+struct HeadwayHead {
+    const void* weight;
+    const float* bias;
+    int64_t vocabulary, hidden;
+    float scale, softcap;
+    int32_t dtype;
+};
+
+// x[count, hidden], rows of any stride; target in [0, vocabulary), or outside where another rank holds it.
+struct HeadwayRows {
+    const float* x;
+    int64_t x_stride;
+    int64_t count;
+    const int64_t* target;
+    const float* inv_temperature;
+};
+
+// [count] each: largest logit, sum of exp(z - top), 1 - p(target); the scores. entropy may be null.
+struct HeadwayScores {
+    float* top;
+    double* total;
+    double* miss;
+    float* logp;
+    float* logsumexp;
+    float* entropy;
+};
+
+// [count] each: dL/d(product) is exp(z - top) (alpha + beta (z - top)), at_target in the target's column; both times
+// the slope of a softcap.
+struct HeadwaySlopes {
+    const float* top;
+    const float* alpha;
+    const float* beta;
+    const float* at_target;
+};
+
+// Floats from one row of kept logits to the next.
+HEADWAY_EXPORT int64_t headway_head_row_stride(int64_t vocabulary);
+
+// keep[count, row stride] takes what headway_head_gradient needs; null where no gradient follows.
+HEADWAY_EXPORT void headway_head_score(const HeadwayHead* head, const HeadwayRows* rows, float* keep,
+                                       const HeadwayScores* out, int64_t num_threads);
+
+// Uses `kept` up. live[num_live], ascending: the rows with a gradient. x_grad[num_live, hidden] is written;
+// weight_grad[vocabulary, hidden] and bias_grad[vocabulary] are added to, or null.
+HEADWAY_EXPORT void headway_head_gradient(const HeadwayHead* head, const HeadwayRows* rows,
+                                          const HeadwaySlopes* slopes, float* kept, const int64_t* live,
+                                          int64_t num_live, float* x_grad, float* weight_grad, float* bias_grad,
+                                          int64_t num_threads);
 
 HEADWAY_EXPORT int headway_cpu_abi(void);
 

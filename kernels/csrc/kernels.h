@@ -3,6 +3,7 @@
 
 #include "attention_task.h"
 #include "delta_task.h"
+#include "head_task.h"
 
 namespace headway {
 
@@ -14,6 +15,7 @@ struct Kernels {
     void (*backward_tile)(const AttentionTask&, const Tile&, int64_t kv_head, float* scratch);
     bool (*sample_row)(const SampleTask&, int64_t* token, float* logprob);
     DeltaKernels delta;
+    HeadKernels head;
 };
 
 extern const Kernels kernels_portable;

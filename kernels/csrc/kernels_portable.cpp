@@ -6,6 +6,6 @@
 namespace headway {
 const Kernels kernels_portable = {
     "portable",           portable::LANES,      portable::MAX_DOT_ROWS, portable::forward_tile, portable::backward_tile,
-    portable::sample_row, portable::delta_kernels,
+    portable::sample_row, portable::delta_kernels, portable::head_kernels,
 };
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import headway_kernels
 
-ABI = 2  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
+ABI = 3  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
 FILE_NAME = "libheadway_kernels_cpu.so"
 SLOWDOWN = "10 to 100"  # of the reference, measured on decode steps, learner rows and sampling
 
@@ -57,6 +57,44 @@ class DeltaStruct(Structure):
         ("num_elements", c_int64),
         ("dtype", c_int32),
     ]
+
+
+class HeadStruct(Structure):
+    """HeadwayHead of csrc/headway_cpu.h."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("vocabulary", c_int64),
+        ("hidden", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("dtype", c_int32),
+    ]
+
+
+class RowsStruct(Structure):
+    """HeadwayRows of csrc/headway_cpu.h."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("count", c_int64),
+        ("target", c_void_p),
+        ("inv_temperature", c_void_p),
+    ]
+
+
+class ScoresStruct(Structure):
+    """HeadwayScores of csrc/headway_cpu.h."""
+
+    _fields_ = [(name, c_void_p) for name in ("top", "total", "miss", "logp", "logsumexp", "entropy")]
+
+
+class SlopesStruct(Structure):
+    """HeadwaySlopes of csrc/headway_cpu.h."""
+
+    _fields_ = [(name, c_void_p) for name in ("top", "alpha", "beta", "at_target")]
 
 
 def library() -> CDLL | None:
@@ -148,6 +186,7 @@ def _declare(lib: CDLL) -> None:
     ]
     lib.headway_sample_tokens.restype = c_int64
     _declare_delta(lib)
+    _declare_head(lib)
     lib.headway_cpu_isas.argtypes = []
     lib.headway_cpu_isas.restype = c_char_p
     lib.headway_cpu_force_isa.argtypes = [c_char_p]
@@ -172,3 +211,18 @@ def _declare_delta(lib: CDLL) -> None:
     lib.headway_delta_check.restype = c_int64
     lib.headway_delta_merge.argtypes = [delta, delta, address, address, address, c_int64]
     lib.headway_delta_merge.restype = c_int64
+
+
+def _declare_head(lib: CDLL) -> None:
+    head, rows = POINTER(HeadStruct), POINTER(RowsStruct)
+    lib.headway_head_row_stride.argtypes = [c_int64]
+    lib.headway_head_row_stride.restype = c_int64
+    lib.headway_head_score.argtypes = [head, rows, c_void_p, POINTER(ScoresStruct), c_int64]
+    lib.headway_head_score.restype = None
+    lib.headway_head_gradient.argtypes = [
+        *(head, rows, POINTER(SlopesStruct), c_void_p),  # ..., kept logits
+        *(c_void_p, c_int64),  # live rows, their number
+        *([c_void_p] * 3),  # gradients of x, weight, bias
+        c_int64,
+    ]
+    lib.headway_head_gradient.restype = None
