@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headway.algo import resolve_recipe
 from headway.config import RunConfig, derived, load_recipe
 from headway.errors import ConfigError
+from headway_kernels.objective import AVAILABLE
 
 BASE: dict[str, Any] = {"model.path": "builtin:sort", "env.name": "sort"}
 
@@ -70,7 +71,9 @@ def test_contradictions_are_refused_with_the_nearest_that_works(path: str, keys:
         {"push__dtype": "bfloat16"},
         {"learner__warmup_steps": 11, "steps": 10},  # a short trial of a long recipe
         {"staleness__max_lag": 0, "staleness__window": 1},
-        {"algo__objective": "grpo", "algo__correction": "tis", "algo__clip_low": 0.2, "algo__dual_clip": 3.0},
+        {"algo__objective": "grpo", "algo__correction": "tis", "algo__correction_level": "geometric"},
+        {"algo__objective": "decoupled_ppo", "algo__clip_low": 0.2, "algo__dual_clip": 3.0},
+        {"algo__objective": "vtrace", "algo__cap": 1.0, "algo__trace_lambda": 0.9},
         {"algo__kl": "k3", "algo__kl_coef": 0.1, "model__reference": "models/x"},
         {"staleness__max_lag": 2, "staleness__window": 1, "push__interval": 3},
         {"learner__lr": 0.0},
@@ -123,12 +126,14 @@ def test_the_open_window_follows_the_lag() -> None:
 
 
 @given(
-    objective=st.sampled_from(["cispo", "grpo", "dapo", "dr_grpo", "rloo", "gspo"]),
+    objective=st.sampled_from(AVAILABLE),
     advantage=st.sampled_from(["", "batch", "group", "mean", "loo"]),
     denominator=st.sampled_from(["", "tokens", "sequences", "constant"]),
     clip=st.sampled_from([{}, {"clip_low": 0.2}, {"clip_high": 0.3}, {"clip_low": 1.5}, {"dual_clip": 3.0}]),
     cap=st.sampled_from([5.0, 2.0]),
-    correction=st.sampled_from([("none", 5.0), ("none", 2.0), ("tis", 5.0), ("tis", 2.0)]),
+    correction=st.sampled_from([("", 5.0), ("none", 2.0), ("tis", 5.0), ("icepop", 2.0), ("mis", 2.0)]),
+    level=st.sampled_from([{}, {"correction_level": "sequence"}, {"correction_floor": 3.0}]),
+    proximal=st.sampled_from(["", "learner", "lag"]),
     kl=st.sampled_from([("none", 0.0), ("none", 0.1), ("k3", 0.0), ("k3", 0.1)]),
 )
 @settings(max_examples=300)
@@ -139,6 +144,8 @@ def test_what_is_refused_here_is_what_the_objectives_refuse(
     clip: dict[str, float],
     cap: float,
     correction: tuple[str, float],
+    level: dict[str, Any],
+    proximal: str,
     kl: tuple[str, float],
 ) -> None:
     chosen: dict[str, Any] = {
@@ -147,9 +154,11 @@ def test_what_is_refused_here_is_what_the_objectives_refuse(
         "cap": cap,
         "correction": correction[0],
         "correction_cap": correction[1],
+        "proximal": proximal,
         "kl": kl[0],
         "kl_coef": kl[1],
         **clip,
+        **level,
     }
     ours = faults(
         **{"algo__objective": objective, **{f"algo__{key}": value for key, value in chosen.items()}}

@@ -62,7 +62,7 @@ def test_every_live_key_takes_effect_and_is_recorded(office: MakeOffice) -> None
 
 
 def test_clip_bounds_belong_to_objectives_that_clip(office: MakeOffice) -> None:
-    clipped = Live(office, algo={"objective": "dapo", "correction": "tis"})
+    clipped = Live(office, algo={"objective": "dapo", "correction": "tis", "proximal": "lag"})
     for key, value in (("algo.clip_low", 0.1), ("algo.clip_high", 0.15), ("algo.correction_cap", 2.0)):
         clipped.settings.set(key, value)
         assert getattr(clipped.trainer.recipe.objective, key.removeprefix("algo.")) == value
@@ -125,7 +125,7 @@ def test_without_a_target_nothing_moves(office: MakeOffice) -> None:
 
 def test_what_the_keys_say_is_what_the_settings_know(office: MakeOffice) -> None:
     """Each live key can be set to its own present value; none falls through without effect."""
-    live = Live(office, algo={"objective": "dapo", "correction": "tis"})
+    live = Live(office, algo={"objective": "dapo", "correction": "tis", "proximal": "lag"})
     values = {
         "algo.cap": None, "algo.clip_high": 0.2, "algo.clip_low": 0.2, "algo.correction_cap": 5.0,
         "learner.lr": 1e-5, "push.interval": 1, "staleness.max_lag": 4, "staleness.slots": 0,

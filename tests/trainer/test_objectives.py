@@ -22,6 +22,14 @@ OBJECTIVES = [
     {"objective": "dr_grpo"},
     {"objective": "rloo"},
     {"objective": "gspo"},
+    {"objective": "ppo"},
+    {"objective": "reinforce_pp"},
+    {"objective": "decoupled_ppo"},
+    {"objective": "grpo", "correction": "icepop", "correction_level": "sequence"},
+    {"objective": "sapo"},
+    {"objective": "dppo_tv"},
+    {"objective": "m2po"},
+    {"objective": "vtrace"},
 ]
 LENGTHS = [(4, 9, 6, 5), (12, 2, 7, 7), (3, 3, 8, 5)]
 
@@ -133,3 +141,62 @@ def test_flat_groups_have_no_gradient(
     stats = each.trainer.step(groups_of(LENGTHS, rewards=lambda draw: 0.5), 1)
     assert (stats.grad_norm, stats.loss, stats.skipped) == (0.0, 0.0, False)
     assert torch.equal(each.policy.flat, before)
+
+
+def move(each: Any, size: float = 0.05) -> None:
+    """Takes the learner away from the weights that sampled."""
+    with torch.no_grad():
+        noise = torch.Generator().manual_seed(1)
+        each.policy.flat.add_(size * torch.randn(each.policy.flat.shape, generator=noise))
+
+
+@pytest.mark.parametrize("objective", ["m2po", "vtrace", "decoupled_ppo"])
+def test_inputs_from_the_learner_s_scores_do_not_depend_on_the_rows(
+    bench: Callable[..., Any],
+    groups_of: Callable[..., list[Group]],
+    monkeypatch: pytest.MonkeyPatch,
+    objective: str,
+) -> None:
+    """B6: m2po's mask is of the whole step; one row and several give the same gradient and statistics."""
+    gradients, statistics = [], []
+    for tokens_per_row in (4096, 64):
+        each = bench(algo={"objective": objective}, batch={"tokens_per_row": tokens_per_row})
+        move(each)
+        gradient, stats = each.gradient(groups_of(LENGTHS), monkeypatch)
+        assert (len(stats.batch.rows) > 1) == (tokens_per_row == 64)
+        gradients.append(gradient)
+        statistics.append(stats.policy)
+    assert float((gradients[0] - gradients[1]).norm()) <= 1e-5 * float(gradients[0].norm())
+    assert statistics[0].total("rejected") == statistics[1].total("rejected")
+    if objective == "m2po":
+        assert 0 < statistics[0].total("rejected") < statistics[0].num_tokens
+
+
+def test_decoupled_ppo_clips_against_a_policy_one_step_after_the_generator_s(
+    bench: Callable[..., Any], groups_of: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At lag n the ratio is (pi / mu)^(1/n): it moves less the older a token is; with prox = pi nothing clips."""
+    shares: dict[Any, float] = {}
+    for lag in (1, 3):
+        each = bench(algo={"objective": "decoupled_ppo"})
+        move(each)
+        stats = each.trainer.step(groups_of(LENGTHS), 1 + lag)
+        shares[lag] = stats.policy.total("clipped_high") + stats.policy.total("clipped_low")
+    each = bench(algo={"objective": "decoupled_ppo", "proximal": "learner"})
+    move(each)
+    learner = each.trainer.step(groups_of(LENGTHS), 4).policy
+    assert learner.total("clipped_high") + learner.total("clipped_low") == 0
+    assert shares[1] > shares[3] > 0
+
+
+def test_a_batch_that_is_rejected_whole_makes_no_update_and_says_so(
+    bench: Callable[..., Any], groups_of: Callable[..., list[Group]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """B2."""
+    each = bench(algo={"objective": "grpo", "correction": "mis", "correction_cap": 1e-6})
+    before = each.policy.flat.clone()
+    stats = each.trainer.step(groups_of(LENGTHS), 1)
+    assert stats.skipped
+    assert stats.policy.rejected_share == 1.0
+    assert torch.equal(each.policy.flat, before)
+    assert "every token of the batch is rejected" in caplog.text

@@ -12,6 +12,7 @@ from headway.algo.advantages import (
 )
 from headway.algo.denominators import Denominator, StepTotals, count_totals, token_weights
 from headway.algo.objectives import Recipe, resolve_recipe
+from headway.algo.scored import TokenInputs, scored_inputs, step_m2_limit
 from headway_kernels.head import HeadLogp, HeadLoss, head_logp, head_loss_step
 from headway_kernels.objective import Objective
 from headway_kernels.policy_loss import PolicyLoss, policy_loss
@@ -28,6 +29,7 @@ __all__ = [
     "PolicyStats",
     "Recipe",
     "StepTotals",
+    "TokenInputs",
     "clean_reward",
     "count_totals",
     "group_advantages",
@@ -36,5 +38,7 @@ __all__ = [
     "judge_group",
     "policy_loss",
     "resolve_recipe",
+    "scored_inputs",
+    "step_m2_limit",
     "token_weights",
 ]

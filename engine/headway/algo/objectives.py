@@ -1,42 +1,53 @@
 """Objectives by name: the loss, the advantage mode and the denominator that belong together.
 
-    name            advantage        denominator              clip_low / clip_high
-    cispo           batch (any)      tokens (any)             -    / -      cap 5
-    grpo            group (any)      sequences (any)          0.2  / 0.2
-    dapo            group (any)      tokens                   0.2  / 0.28
-    dr_grpo         mean             constant                 0.2  / 0.2
-    rloo            loo              tokens (any)             0.2  / 0.2
-    reinforce_pp    batch            tokens                   0.2  / 0.2
-    ppo             batch (any)      tokens (any)             0.2  / 0.2
-    decoupled_ppo   batch (any)      tokens (any)             0.2  / 0.2    correction tis
-    gspo            group (any)      sequences                0.2  / 0.2
-    sapo            group (any)      sequences (any)          gates 1.0 / 1.05
-    dppo_tv         group (any)      tokens (any)             tv_bound 0.15
-    m2po            group (any)      tokens (any)             m2_bound 0.04
-    vtrace          batch (any)      tokens (any)             cap 5 (the paper's rho-bar: 1)
+    name            advantage      denominator        own bounds
+    cispo           batch (any)    tokens (any)       cap 5
+    ppo             batch (any)    tokens (any)       clip 0.2 / 0.2
+    grpo            group (any)    sequences (any)    clip 0.2 / 0.2
+    dapo            group (any)    tokens             clip 0.2 / 0.28
+    dr_grpo         mean           constant           clip 0.2 / 0.2
+    rloo            loo            tokens (any)       clip 0.2 / 0.2
+    reinforce_pp    batch          tokens             clip 0.2 / 0.2
+    decoupled_ppo   batch (any)    tokens (any)       clip 0.2 / 0.2, correction tis, proximal lag
+    gspo            group (any)    sequences          clip 0.2 / 0.2
+    sapo            group (any)    sequences (any)    gates 1.0 / 1.05
+    dppo_tv         group (any)    tokens (any)       tv_bound 0.15
+    m2po            group (any)    tokens (any)       m2_bound 0.04
+    vtrace          batch (any)    tokens (any)       cap 5 (rho-bar; the paper's is 1), trace 1 / 1
 
 The first value is the default; `(any)`: the others may be chosen. What a name's paper fixes stays fixed:
 dr_grpo with a standard deviation or a length in its denominator is grpo, and so on. gspo's ratio is
 length-normalised and moves little: its paper clips at 3e-4 / 4e-4, at a lag of a fraction of a batch. With
 whole updates of lag that rejects most sequences, so the default here is as wide as the others'.
 
-decoupled_ppo takes prox = sg(pi): a batch is used for one optimizer step, so the policy that begins the step is
-the one that is differentiated, and what acts is the weight prox/mu.
+With a correction the ratio is pi/prox. A batch is used for one optimizer step, so the policy that begins the step is
+the one that is differentiated:
+
+    proximal = "learner"   prox = sg(pi). The ratio is 1: nothing clips, the weight prox/mu does all the work
+    proximal = "lag"       log prox = mu / lag + (1 - 1 / lag) sg(pi) with each token's own lag, prox = sg(pi) at
+                           lag 0 (arXiv 2512.06547): the policy one step after mu on the straight line to pi
 """
 
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping
+from typing import Any
 
 from headway.algo.advantages import AdvantageMode
 from headway.algo.denominators import Denominator
+from headway.config import AlgoConfig
+from headway.config.algo_checks import algo_faults, correction_of, proximal_of
 from headway.errors import ConfigError, UnsupportedOption
-from headway_kernels.objective import AVAILABLE, CORRECTIONS, KL_ESTIMATORS, Objective
+from headway_kernels.objective import AVAILABLE, Objective
 
-_ADVANTAGES = tuple(AdvantageMode)
-_DENOMINATORS = tuple(Denominator)
-_UNUSED = Objective()  # the values that mean "not chosen" where a key has no effect
+# Keys of [algo] that pass to Objective as they are.
+_OBJECTIVE_KEYS = tuple(
+    field.name
+    for field in dataclasses.fields(Objective)
+    if field.init and field.name in AlgoConfig.model_fields
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,156 +56,104 @@ class Recipe:
 
     Attributes:
         objective: the loss per token. advantage: from rewards. denominator: of the sum.
+        proximal: "learner" or "lag"; see the module's docstring. Read with a correction only.
+        trace_lambda, trace_cap: lambda and c-bar of vtrace's trace.
     """
 
     objective: Objective
     advantage: AdvantageMode
     denominator: Denominator
+    proximal: str = "learner"
+    trace_lambda: float = 1.0
+    trace_cap: float = 1.0
+
+    @property
+    def reads_lag(self) -> bool:
+        """The loss reads each token's lag."""
+        return self.objective.correction != "none" and self.proximal == "lag"
+
+    @property
+    def reads_scores(self) -> bool:
+        """Inputs of the loss are formed from the learner's own log-probs, so they are computed first."""
+        return self.reads_lag or self.objective.name == "vtrace"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Family:
-    """The defaults (first) and the other allowed values of a name."""
-
-    advantages: tuple[AdvantageMode, ...]
-    denominators: tuple[Denominator, ...]
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    correction: str = "none"
-
-
-def _first(value: AdvantageMode) -> tuple[AdvantageMode, ...]:
-    return (value, *(mode for mode in _ADVANTAGES if mode is not value))
-
-
-_ANY = _first(AdvantageMode.BATCH)
-_BY_GROUP = _first(AdvantageMode.GROUP)
-_BY_SEQUENCE = (Denominator.SEQUENCES, Denominator.TOKENS, Denominator.CONSTANT)
-_FAMILIES: Mapping[str, _Family] = {
-    "cispo": _Family(_ANY, _DENOMINATORS),
-    "grpo": _Family(_BY_GROUP, _BY_SEQUENCE),
-    "dapo": _Family(_BY_GROUP, (Denominator.TOKENS,), clip_high=0.28),
-    "dr_grpo": _Family((AdvantageMode.MEAN,), (Denominator.CONSTANT,)),
-    "rloo": _Family((AdvantageMode.LOO,), _DENOMINATORS),
-    "reinforce_pp": _Family((AdvantageMode.BATCH,), (Denominator.TOKENS,)),
-    "ppo": _Family(_ANY, _DENOMINATORS),
-    "decoupled_ppo": _Family(_ANY, _DENOMINATORS, correction="tis"),
-    "gspo": _Family(_BY_GROUP, (Denominator.SEQUENCES,)),
-    "sapo": _Family(_BY_GROUP, _BY_SEQUENCE),
-    "dppo_tv": _Family(_BY_GROUP, _DENOMINATORS),
-    "m2po": _Family(_BY_GROUP, _DENOMINATORS),
-    "vtrace": _Family(_ANY, _DENOMINATORS),
+# Advantage and denominator where none is chosen.
+_DEFAULTS: Mapping[str, tuple[AdvantageMode, Denominator]] = {
+    "cispo": (AdvantageMode.BATCH, Denominator.TOKENS),
+    "ppo": (AdvantageMode.BATCH, Denominator.TOKENS),
+    "grpo": (AdvantageMode.GROUP, Denominator.SEQUENCES),
+    "dapo": (AdvantageMode.GROUP, Denominator.TOKENS),
+    "dr_grpo": (AdvantageMode.MEAN, Denominator.CONSTANT),
+    "rloo": (AdvantageMode.LOO, Denominator.TOKENS),
+    "reinforce_pp": (AdvantageMode.BATCH, Denominator.TOKENS),
+    "decoupled_ppo": (AdvantageMode.BATCH, Denominator.TOKENS),
+    "gspo": (AdvantageMode.GROUP, Denominator.SEQUENCES),
+    "sapo": (AdvantageMode.GROUP, Denominator.SEQUENCES),
+    "dppo_tv": (AdvantageMode.GROUP, Denominator.TOKENS),
+    "m2po": (AdvantageMode.GROUP, Denominator.TOKENS),
+    "vtrace": (AdvantageMode.BATCH, Denominator.TOKENS),
 }
+_CLIP_HIGH = {"dapo": 0.28}
 
 
-def resolve_recipe(
-    name: str = "cispo",
-    *,
-    advantage: str | None = None,
-    denominator: str | None = None,
-    clip_low: float | None = None,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
-    cap: float = 5.0,
-    correction: str | None = None,
-    correction_cap: float = 5.0,
-    kl: str = "none",
-    kl_coef: float = 0.0,
-    entropy_coef: float = 0.0,
-    path: str = "algo",
-) -> Recipe:
+def resolve_recipe(name: str = "cispo", *, path: str = "algo", **chosen: Any) -> Recipe:
     """Fills in a name's defaults and refuses what contradicts it.
 
     Args:
         name: one of headway_kernels.objective.AVAILABLE.
-        advantage, denominator: None or "" take the name's default.
-        clip_low, clip_high: None takes the name's default.
-        dual_clip, cap, correction, correction_cap, kl, kl_coef, entropy_coef: see Objective. A value that the
-            loss would not read must be left at its default.
+        chosen: the other keys of [algo] (docs/configuration.md); "" and None take the name's default. A value
+            that the loss would not read must be left at its default.
         path: the section's name in error messages.
-
-    Returns:
-        Recipe.
 
     Raises:
         ConfigError: every fault at once, each with its path and the values that work.
     """
-    family = _FAMILIES.get(name)
-    if family is None:
+    if name not in _DEFAULTS:
         raise ConfigError([(f"{path}.objective", f"{name!r} is unknown; choose from {', '.join(AVAILABLE)}")])
-    correction = correction or family.correction
-    faults: list[tuple[str, str]] = []
-    for key, value, choices in (("correction", correction, CORRECTIONS), ("kl", kl, KL_ESTIMATORS)):
-        if value not in choices:
-            faults.append((key, f"{value!r} is unknown; choose from {', '.join(choices)}"))
-    faults += _chosen_faults(name, "advantage", advantage, family.advantages, _ADVANTAGES)
-    faults += _chosen_faults(name, "denominator", denominator, family.denominators, _DENOMINATORS)
-    if not faults:
-        chosen = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
-        numbers = {"cap": cap, "correction_cap": correction_cap, "kl_coef": kl_coef}
-        faults = _unused_faults(name, correction, kl, chosen, numbers)
+    faults = [fault for key, value in chosen.items() if (fault := _choice_fault(key, value))]
+    given = {key: "" if value is None and key in _CHOICES else value for key, value in chosen.items()}
+    algo = AlgoConfig.model_construct(None, objective=name, **given)
+    faults += [] if faults else algo_faults(algo)
+    values: dict[str, Any] = {key: getattr(algo, key) for key in _OBJECTIVE_KEYS} | {
+        "name": name,
+        "correction": correction_of(algo),
+        "clip_low": 0.2 if algo.clip_low is None else algo.clip_low,
+        "clip_high": _CLIP_HIGH.get(name, 0.2) if algo.clip_high is None else algo.clip_high,
+    }
     objective = Objective()
     try:
-        objective = Objective(
-            name=name,
-            clip_low=family.clip_low if clip_low is None else clip_low,
-            clip_high=family.clip_high if clip_high is None else clip_high,
-            dual_clip=dual_clip,
-            cap=cap,
-            correction=correction,
-            correction_cap=correction_cap,
-            kl=kl,
-            kl_coef=kl_coef,
-            entropy_coef=entropy_coef,
-        )
+        objective = Objective(**values)
     except UnsupportedOption as error:
-        if not faults:
-            faults.append(("objective", str(error)))
+        faults += [] if faults else [("objective", str(error))]
     if faults:
         raise ConfigError([(f"{path}.{key}", message) for key, message in faults])
+    advantage, denominator = _DEFAULTS[name]
     return Recipe(
         objective,
-        AdvantageMode(advantage) if advantage else family.advantages[0],
-        Denominator(denominator) if denominator else family.denominators[0],
+        AdvantageMode(algo.advantage or advantage),
+        Denominator(algo.denominator or denominator),
+        proximal_of(algo),
+        algo.trace_lambda,
+        algo.trace_cap,
     )
 
 
-def _chosen_faults(
-    name: str, key: str, value: str | None, allowed: tuple[str, ...], known: tuple[str, ...]
-) -> list[tuple[str, str]]:
-    if not value or value in allowed:
-        return []
-    if value not in known:
-        return [(key, f"{value!r} is unknown; choose from {', '.join(allowed)}")]
-    return [(key, f"{value!r} contradicts objective {name!r}, which allows {', '.join(allowed)}")]
+def _choices(key: str) -> tuple[str, ...]:
+    return typing.get_args(AlgoConfig.model_fields[key].annotation)
 
 
-def _unused_faults(
-    name: str,
-    correction: str,
-    kl: str,
-    chosen: Mapping[str, float | None],
-    numbers: Mapping[str, float],
-) -> list[tuple[str, str]]:
-    """Values that the loss would never read."""
-    faults: list[tuple[str, str]] = []
-    if name == "cispo":
-        faults += [
-            (key, f"objective 'cispo' does not clip, so {value} has no effect; leave it unset, or use cap")
-            for key, value in chosen.items()
-            if value is not None
-        ]
-    if name != "cispo" and kl == "none" and numbers["cap"] != _UNUSED.cap:
-        faults.append(
-            (
-                "cap",
-                f"objective {name!r} without a KL term reads no cap; leave it at {_UNUSED.cap:g}",
-            )
-        )
-    if correction == "none" and numbers["correction_cap"] != _UNUSED.correction_cap:
-        faults.append(
-            ("correction_cap", f"correction 'none' reads no cap; leave it at {_UNUSED.correction_cap:g}")
-        )
-    if kl != "none" and numbers["kl_coef"] == 0.0:
-        faults.append(("kl", f"{kl!r} has no effect with kl_coef = 0; set kl_coef, or kl = 'none'"))
-    return faults
+_CHOICES = tuple(
+    key
+    for key, field in AlgoConfig.model_fields.items()
+    if typing.get_origin(field.annotation) is typing.Literal
+)
+
+
+def _choice_fault(key: str, value: object) -> tuple[str, str] | None:
+    """A key that does not exist, or a word that its key does not know."""
+    if key not in AlgoConfig.model_fields:
+        return key, f"is no key of [algo]; choose from {', '.join(AlgoConfig.model_fields)}"
+    if key not in _CHOICES or value is None or value in _choices(key):
+        return None
+    return key, f"{value!r} is unknown; choose from {', '.join(filter(None, _choices(key)))}"

@@ -10,20 +10,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from headway.config import paths
+from headway.config.algo_checks import ALGO_RULES, AlgoRule
 from headway.config.rule import Rule
-from headway.config.schema import AlgoConfig, RunConfig
+from headway.config.schema import RunConfig
 from headway.config.staleness_checks import STALENESS_RULES
-
-CLIPPED = ("grpo", "dapo", "dr_grpo", "rloo", "gspo")
-IMPORTANCE_RATIO = ("cispo", "gspo")  # their ratio is pi/mu already: a correction would count it twice
-
-# What an objective's paper fixes; every other choice is free.
-FIXED: dict[str, dict[str, str]] = {
-    "dapo": {"denominator": "tokens"},
-    "dr_grpo": {"advantage": "mean", "denominator": "constant"},
-    "rloo": {"advantage": "loo"},
-    "gspo": {"denominator": "sequences"},
-}
 
 
 def faults(config: RunConfig, skip: Collection[str] = ()) -> list[tuple[str, str]]:
@@ -105,81 +95,6 @@ def _group_has_a_baseline(config: RunConfig) -> str:
     )
 
 
-def _only_clipped(name: str) -> Callable[[RunConfig], str]:
-    def broken(config: RunConfig) -> str:
-        if getattr(config.algo, name) is None or config.algo.objective in CLIPPED:
-            return ""
-        return (
-            f"objective = {config.algo.objective!r} does not clip; unset it, or nearest: objective = 'grpo' "
-            f"(of {', '.join(CLIPPED)})" + (", or cap for cispo" if config.algo.objective == "cispo" else "")
-        )
-
-    return broken
-
-
-def _clip_low_is_a_share(config: RunConfig) -> str:
-    low = config.algo.clip_low
-    if low is None or low < 1.0 or config.algo.objective not in CLIPPED:
-        return ""
-    return (
-        f"{low} clips nothing: a ratio is positive and the lower bound 1 - clip_low is not; nearest: "
-        "0.2, or unset"
-    )
-
-
-def _fixed_by_the_objective(name: str) -> Callable[[RunConfig], str]:
-    def broken(config: RunConfig) -> str:
-        value, objective = getattr(config.algo, name), config.algo.objective
-        fixed = FIXED.get(objective, {}).get(name, "")
-        if not fixed or value in ("", fixed):
-            return ""
-        return f"{value!r} contradicts objective = {objective!r}, which is defined by {fixed!r}; nearest: {fixed!r}"
-
-    return broken
-
-
-def _cap_is_read(config: RunConfig) -> str:
-    default = _default("cap")
-    if config.algo.cap == default or config.algo.objective == "cispo" or config.algo.kl != "none":
-        return ""
-    return (
-        f"objective = {config.algo.objective!r} without a KL term reads no cap; nearest: {default:g}, or "
-        "objective = 'cispo'"
-    )
-
-
-def _correction_cap_is_read(config: RunConfig) -> str:
-    default = _default("correction_cap")
-    if config.algo.correction_cap == default or config.algo.correction != "none":
-        return ""
-    return f"correction = 'none' reads no cap; nearest: {default:g}, or correction = 'tis'"
-
-
-def _default(name: str) -> float:
-    return AlgoConfig.model_fields[name].default
-
-
-def _correction_counts_once(config: RunConfig) -> str:
-    if config.algo.correction == "none" or config.algo.objective not in IMPORTANCE_RATIO:
-        return ""
-    return (
-        f"{config.algo.correction!r} with objective = {config.algo.objective!r} would weigh by "
-        "pi/behaviour twice: "
-        "its ratio is that already; nearest: correction = 'none', or objective = 'grpo'"
-    )
-
-
-def _kl_has_both(config: RunConfig) -> str:
-    if config.algo.kl_coef > 0.0 and config.algo.kl == "none":
-        return (
-            f"{config.algo.kl_coef} weighs a term that kl = 'none' leaves out; nearest: kl = 'k3', or "
-            "kl_coef = 0"
-        )
-    if config.algo.kl_coef == 0.0 and config.algo.kl != "none":
-        return f"0 leaves kl = {config.algo.kl!r} without effect; nearest: kl_coef = 0.001, or kl = 'none'"
-    return ""
-
-
 def _reference_is_used(config: RunConfig) -> str:
     if config.model.reference and config.algo.kl == "none":
         return (
@@ -199,6 +114,10 @@ def _cache_holds_a_sequence(config: RunConfig) -> str:
     )
 
 
+def _of_the_recipe(rule: AlgoRule) -> Rule:
+    return Rule(tuple(f"algo.{key}" for key in rule.keys), lambda config: rule.broken(config.algo))
+
+
 RULES: tuple[Rule, ...] = (
     Rule(("model.reference", "algo.kl"), _reference_is_used),
     Rule(("batch.samples",), _group_has_a_baseline),
@@ -208,16 +127,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("sampling.top_k",), _kept_mass("top_k", 0)),
     Rule(("sampling.top_p",), _kept_mass("top_p", 1.0)),
     Rule(("sampling.min_p",), _kept_mass("min_p", 0.0)),
-    Rule(("algo.advantage", "algo.objective"), _fixed_by_the_objective("advantage")),
-    Rule(("algo.denominator", "algo.objective"), _fixed_by_the_objective("denominator")),
-    Rule(("algo.clip_low", "algo.objective"), _only_clipped("clip_low")),
-    Rule(("algo.clip_low", "algo.objective"), _clip_low_is_a_share),
-    Rule(("algo.clip_high", "algo.objective"), _only_clipped("clip_high")),
-    Rule(("algo.dual_clip", "algo.objective"), _only_clipped("dual_clip")),
-    Rule(("algo.correction", "algo.objective"), _correction_counts_once),
-    Rule(("algo.cap", "algo.objective", "algo.kl"), _cap_is_read),
-    Rule(("algo.correction_cap", "algo.correction"), _correction_cap_is_read),
-    Rule(("algo.kl_coef", "algo.kl"), _kl_has_both),
+    *(_of_the_recipe(rule) for rule in ALGO_RULES),
     Rule(("generator.kv_tokens", "sampling.max_new_tokens"), _cache_holds_a_sequence),
     *STALENESS_RULES,
 )

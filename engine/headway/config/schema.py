@@ -74,9 +74,10 @@ class SamplingConfig(Section):
 class AlgoConfig(Section):
     """The objective. Empty choices take the objective's own default (docs/objectives.md)."""
 
-    objective: Literal["cispo", "grpo", "dapo", "dr_grpo", "rloo", "gspo"] = Field(
-        default="cispo", description="the loss"
-    )
+    objective: Literal[
+        "cispo", "grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "decoupled_ppo", "gspo", "sapo",
+        "dppo_tv", "m2po", "vtrace",
+    ] = Field(default="cispo", description="the loss")  # fmt: skip
     advantage: Literal["", "batch", "group", "mean", "loo"] = Field(
         default="", description="how rewards become advantages"
     )
@@ -88,12 +89,36 @@ class AlgoConfig(Section):
     dual_clip: float | None = Field(
         default=None, gt=1.0, description="bound of the ratio for negative advantages"
     )
-    cap: float = Field(default=5.0, gt=0.0, description="cap of the importance weight (cispo, KL)")
-    correction: Literal["none", "tis"] = Field(
-        default="none", description="weight on prox/behaviour, for clipped objectives"
+    cap: float = Field(default=5.0, gt=0.0, description="cap of the importance weight (cispo, vtrace, KL)")
+    correction: Literal["", "none", "tis", "icepop", "mis"] = Field(
+        default="",
+        description="weight of prox/behaviour: capped; rejected on both sides; rejected above. For clipped objectives "
+        "and sapo",
     )
-    correction_cap: float = Field(default=5.0, gt=0.0, description="cap of the correction's weight")
-    kl: Literal["none", "k3"] = Field(
+    correction_level: Literal["token", "sequence", "geometric"] = Field(
+        default="token",
+        description="prox/behaviour of a token, of the sequence (product), or its geometric mean",
+    )
+    correction_cap: float = Field(default=5.0, gt=0.0, description="upper bound of the correction's weight")
+    correction_floor: float = Field(default=0.5, ge=0.0, description="lower bound of icepop's weight")
+    proximal: Literal["", "learner", "lag"] = Field(
+        default="",
+        description="prox of a correction: the learner's own policy, or one step after the behaviour policy on the "
+        "way to it",
+    )
+    gate_positive: float = Field(
+        default=1.0, gt=0.0, description="sapo: gate's temperature, advantages above 0"
+    )
+    gate_negative: float = Field(
+        default=1.05, gt=0.0, description="sapo: gate's temperature, the other advantages"
+    )
+    tv_bound: float = Field(
+        default=0.15, gt=0.0, le=1.0, description="dppo_tv: largest change of the sampled token's probability"
+    )
+    m2_bound: float = Field(default=0.04, gt=0.0, description="m2po: bound of the mean squared log-ratio")
+    trace_lambda: float = Field(default=1.0, ge=0.0, le=1.0, description="vtrace: lambda of the trace")
+    trace_cap: float = Field(default=1.0, gt=0.0, description="vtrace: c-bar, cap of a later token's ratio")
+    kl: Literal["none", "k1", "k2", "k3"] = Field(
         default="none", description="estimator of the KL to the reference model"
     )
     kl_coef: float = Field(default=0.0, ge=0.0, description="weight of the KL term")

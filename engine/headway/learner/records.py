@@ -118,6 +118,8 @@ class Recorder:
             clip_share=policy.clip_share,
             ratio_mean=policy.ratio_mean,
             ratio_max=policy.ratio_max,
+            weight_mean=policy.weight_mean,
+            rejected_share=policy.rejected_share,
             num_groups=len(groups),
             num_trajectories=len(trajectories),
             num_tokens=stats.batch.num_loss_tokens,

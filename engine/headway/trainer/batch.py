@@ -5,6 +5,7 @@ Legend: N tokens of a row, T head rows of a row (one per trajectory and loss tok
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.algo import Recipe, StepTotals, group_advantages, token_weights
+from headway.algo import Recipe, StepTotals, TokenInputs, group_advantages, token_weights
 from headway.buffer import Group
 from headway.config import BatchConfig
 from headway.packing import PackGroup, Packing, Row, pack
@@ -28,6 +29,7 @@ class LossRow:
         row: token ids, positions and the forest; token_ids, position_ids: int64 [N].
         hidden_index, target: int64 [T]; segments: int64 offsets of the trajectories over T.
         behaviour, advantage, token_weight, inv_temperature: fp32 [T].
+        lag: fp32 [T], in optimizer steps; None unless the recipe reads it.
     """
 
     row: Row
@@ -40,6 +42,12 @@ class LossRow:
     advantage: Tensor
     token_weight: Tensor
     inv_temperature: Tensor
+    lag: Tensor | None = None
+
+    @property
+    def tokens(self) -> TokenInputs:
+        """What the loss reads besides log-probs."""
+        return TokenInputs(self.behaviour, self.advantage, self.token_weight, self.segments, self.lag)
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,15 @@ class TrainBatch:
     num_unshared: int
 
 
-def prepare(groups: Sequence[Group], batch: BatchConfig, recipe: Recipe, max_new_tokens: int) -> TrainBatch:
+def prepare(
+    groups: Sequence[Group], batch: BatchConfig, recipe: Recipe, max_new_tokens: int, consumed: int = 0
+) -> TrainBatch:
     """Advantages, packing and token weights of a batch; groups in any order.
 
     Trajectories without a reward carry no loss.
+
+    Args:
+        consumed: step of the weights that train on it; read where the recipe reads lags.
     """
     ordered = sorted(groups, key=lambda group: group.ticket.ticket_id)
     pack_groups = [PackGroup(group.ticket.ticket_id, group.trajectories) for group in ordered]
@@ -71,6 +84,8 @@ def prepare(groups: Sequence[Group], batch: BatchConfig, recipe: Recipe, max_new
     rewards = np.array([np.nan if t.reward is None else t.reward for t in trajectories], np.float64)
     advantages = group_advantages(rewards, [t.ticket_id for t in trajectories], mode=recipe.advantage)
     rows = _loss_rows(packing, trajectories, advantages.values, advantages.trained, recipe, max_new_tokens)
+    if recipe.reads_lag:
+        rows = _with_lags(rows, trajectories, consumed)
     num_loss_tokens = sum(int((row.token_weight != 0).sum()) for row in rows)
     return TrainBatch(trajectories, rows, num_loss_tokens, packing.num_forwarded, packing.num_unshared)
 
@@ -112,3 +127,17 @@ def _loss_rows(
             )
         )
     return rows
+
+
+def _with_lags(rows: list[LossRow], trajectories: list[Trajectory], consumed: int) -> list[LossRow]:
+    lengths = np.array([t.num_tokens for t in trajectories], np.int64)
+    first = np.cumsum(lengths) - lengths
+    lags = np.zeros(int(lengths.sum()), np.float32)
+    for start, trajectory in zip(first, trajectories, strict=True):
+        lags[start + trajectory.prompt_length : start + trajectory.num_tokens] = trajectory.token_lags(
+            consumed
+        )
+    return [
+        dataclasses.replace(row, lag=torch.from_numpy(lags[first[row.row.sequence] + row.row.token]))
+        for row in rows
+    ]

@@ -17,7 +17,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from headway.algo import HeadLoss, PolicyStats, Recipe, head_logp, head_loss_step
+from headway.algo import (
+    HeadLoss,
+    PolicyStats,
+    Recipe,
+    head_logp,
+    head_loss_step,
+    scored_inputs,
+    step_m2_limit,
+)
 from headway.buffer import Group
 from headway.config import RunConfig
 from headway.errors import NumericsError, TrainingStopped
@@ -85,18 +93,22 @@ class Trainer:
         Raises:
             TrainingStopped: learner.max_skipped steps in a row had a value that is not finite.
         """
-        batch = prepare(groups, self._config.batch, self.recipe, self._config.sampling.max_new_tokens)
+        batch = prepare(
+            groups, self._config.batch, self.recipe, self._config.sampling.max_new_tokens, consumed=step - 1
+        )
         lr = learning_rate(self._config.learner, step, self._config.steps, peak=self.lr)
         loss, policy, fault = 0.0, PolicyStats.zero(), ""
         try:
+            m2_limit = self._m2_limit(batch)
             for row in batch.rows:
-                result = self._train_row(row)
+                result = self._train_row(row, m2_limit)
                 loss, policy = loss + float(result.loss), policy + result.stats
+            policy.check()
         except NumericsError as error:
             fault = str(error)
+        fault = fault or _nothing_to_train(policy)
+        if fault:
             self._clear_gradient()
-        if fault or batch.num_loss_tokens == 0:
-            fault = fault or "no token of the batch carries loss"
             grad_norm, skipped = float("nan"), True
         else:
             update = self._optimizer.update(lr)
@@ -114,16 +126,23 @@ class Trainer:
         self.lr, self._skipped_in_a_row = state.lr, state.skipped_in_a_row
         self._optimizer.restore(source, state.num_updates)
 
-    def _train_row(self, row: LossRow) -> HeadLoss:
+    def _train_row(self, row: LossRow, m2_limit: Tensor | None) -> HeadLoss:
         hidden = self._hidden(self.policy, row)
-        head = self.policy.head
+        head, chunk_bytes = self.policy.head, self._config.learner.head_chunk_mib << 20
+        head_rows = hidden.detach()[row.hidden_index]
+        advantage, proximal = row.advantage, None
+        if self.recipe.reads_scores:
+            logp = _score(head_rows, self.policy, row, chunk_bytes)
+            advantage, proximal = scored_inputs(self.recipe, logp, row.tokens)
         result = head_loss_step(
-            hidden.detach()[row.hidden_index],
+            head_rows,
             head.weight.detach(),
             row.target,
             inv_temperature=row.inv_temperature,
             behaviour=row.behaviour,
-            advantage=row.advantage,
+            advantage=advantage,
+            proximal=proximal,
+            m2_limit=m2_limit,
             token_weight=row.token_weight,
             segments=row.segments,
             objective=self.recipe.objective,
@@ -133,11 +152,19 @@ class Trainer:
             logit_scale=head.scale,
             weight_grad=head.weight.grad,
             bias_grad=None if head.bias is None else head.bias.grad,
-            chunk_bytes=self._config.learner.head_chunk_mib << 20,
+            chunk_bytes=chunk_bytes,
         )
         # A shared prompt position feeds several head rows: their gradients are added in the rows' order.
         hidden.backward(torch.zeros_like(hidden).index_add_(0, row.hidden_index, result.x_grad))
         return result
+
+    def _m2_limit(self, batch: TrainBatch) -> Tensor | None:
+        """Over several rows a pass of its own comes first; of a single row the loss finds it by itself."""
+        if not self.recipe.objective.needs_m2_limit or len(batch.rows) < 2:
+            return None
+        chunk_bytes = self._config.learner.head_chunk_mib << 20
+        rows = [(score_row(self.policy, row, chunk_bytes), row.tokens) for row in batch.rows]
+        return step_m2_limit(self.recipe, rows)
 
     def _reference_logp(self, row: LossRow) -> Tensor | None:
         if self._reference is None:
@@ -171,14 +198,30 @@ def score_row(policy: Policy, row: LossRow, chunk_bytes: int) -> Tensor:
     """Log-probs fp32 [T] of a row's targets under `policy`, each at its trajectory's temperature. No gradient."""
     with torch.no_grad():
         hidden = policy.backbone(row.token_ids, row.position_ids, attention_context(row.row))
-        head = policy.head
-        return head_logp(
-            hidden[row.hidden_index],
-            head.weight.detach(),
-            row.target,
-            inv_temperature=row.inv_temperature,
-            bias=None if head.bias is None else head.bias.detach(),
-            softcap=head.softcap,
-            logit_scale=head.scale,
-            chunk_bytes=chunk_bytes,
-        ).logp
+        return _score(hidden[row.hidden_index], policy, row, chunk_bytes)
+
+
+def _score(head_rows: Tensor, policy: Policy, row: LossRow, chunk_bytes: int) -> Tensor:
+    head = policy.head
+    return head_logp(
+        head_rows,
+        head.weight.detach(),
+        row.target,
+        inv_temperature=row.inv_temperature,
+        bias=None if head.bias is None else head.bias.detach(),
+        softcap=head.softcap,
+        logit_scale=head.scale,
+        chunk_bytes=chunk_bytes,
+    ).logp
+
+
+def _nothing_to_train(policy: PolicyStats) -> str:
+    """Why a batch gives no update; "" if it does."""
+    if policy.num_tokens == 0:
+        return "no token of the batch carries loss"
+    if policy.total("rejected") == policy.num_tokens:
+        return (
+            f"every token of the batch is rejected, at a mean weight of {policy.weight_mean:.3g} and |pi - mu| up to "
+            f"{policy.log_ratio_max:.3g}: widen the bounds (docs/objectives.md), or lower staleness.max_lag"
+        )
+    return ""

@@ -51,6 +51,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         lag_mean, lag_max: of the trained tokens; lag_histogram: trained tokens by lag, index = lag.
         ess: effective sample size of the importance ratios, as a share of 1.
         loss, grad_norm, lr, entropy, kl_behaviour (k3), kl_reference (k3 or 0), clip_share, ratio_mean, ratio_max.
+        weight_mean: of the objective's own weight before its bounds; rejected_share: loss tokens masked by it.
         num_groups, num_trajectories, num_tokens (trained), num_forwarded (after prefix sharing), num_rows.
         completion_tokens: mean sampled tokens per trained trajectory; stop_share: of them finished by a stop.
         duplicate_share: trained completions that equal another of their group.
@@ -112,6 +113,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     generators: int
     changes: list[SettingChange] = []
     checkpoint_s: float = 0.0
+    weight_mean: float = 0.0
+    rejected_share: float = 0.0
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
