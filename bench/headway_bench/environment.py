@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -54,8 +55,12 @@ class RivalEnvironment:
         self.python = folder.resolve() / ("Scripts" if os.name == "nt" else "bin") / "python"
         if not self.python.exists():
             say(f"making {folder} with {', '.join((*PINNED, *UNPINNED))}: minutes, and some GB of downloads")
-            venv.create(folder, with_pip=True)
-            self._install(folder)
+            try:
+                venv.create(folder, with_pip=True)
+                self._install(folder)
+            except BaseException:  # Ctrl-C too: half an environment must not pass for one
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         self.versions = self._ask_versions()
         faults = version_faults(self.versions)
         if faults:
@@ -68,8 +73,8 @@ class RivalEnvironment:
         done = subprocess.run([self.python, "-m", "pip", "install", *PINNED, *UNPINNED], check=False)
         if done.returncode:
             raise RunFailed(
-                f"pip could not fill {folder} (exit code {done.returncode}, its lines are above); "
-                "remove the folder and try again, or fill one yourself and name it with --venv"
+                f"pip could not fill {folder} (exit code {done.returncode}, its lines are above) and removed it again; "
+                "fill one yourself and name it with --venv if that cannot be mended"
             )
 
     def _ask_versions(self) -> dict[str, str]:

@@ -49,6 +49,18 @@ def test_the_last_lines() -> None:
     ]
 
 
+def test_a_run_without_an_update_claims_no_reward_and_no_lag() -> None:
+    nothing = status(
+        status="failed", cause="no model", step=0, lag_histogram=[], learner=TimeSplit(0, 0, 0, 0)
+    )
+    lines = closing_lines(nothing, CONFIG, Path("/runs/x"))
+    assert lines[:3] == [
+        "failed after 0 of 40 updates",
+        "cause: no model",
+        "lag of trained tokens: nothing was trained",
+    ]
+
+
 def test_each_bottleneck_has_its_words() -> None:
     assert bottleneck(status(learner=BUSY, generator=WAITING), CONFIG).startswith(
         "training-bound: the generators"

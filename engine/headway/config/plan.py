@@ -6,22 +6,22 @@ from headway.config import derived
 from headway.config.schema import RunConfig
 
 
-def describe(config: RunConfig, cores: int | None = None) -> list[str]:
+def describe(config: RunConfig, cores: int | None = None, *, serial: bool = False) -> list[str]:
     """The process plan, the size of an update, and what cannot be reached.
 
     Args:
-        cores: of the machine; None asks the operating system.
+        cores: of the machine; None asks the operating system. serial: everything runs in one process.
     """
     cores = cores or derived.available_cores()
     return [
         f"run {config.name!r}: {config.steps} updates of {config.model.path} on {config.env.name}, seed "
         f"{config.seed}",
-        *_processes(config, cores),
+        *(_one_process(config) if serial else _processes(config, cores)),
         update_line(config),
         f"staleness: policy {config.staleness.policy}{_window(config)}, {derived.slots(config)} slots, too old "
         f"by {config.staleness.unit}{_target(config)}; "
-        f"a push every {_count(config.push.interval, 'step')} ({config.push.dtype}, over "
-        f"{config.push.channel})",
+        f"a push every {_count(config.push.interval, 'step')} ({config.push.dtype}, "
+        f"{'handed over directly' if serial else f'over {config.push.channel}'})",
         *warnings(config),
     ]
 
@@ -60,6 +60,14 @@ def warnings(config: RunConfig) -> list[str]:
     if config.learner.lr == 0.0:
         found.append("learner.lr = 0 freezes the policy: nothing will be learned")
     return found
+
+
+def _one_process(config: RunConfig) -> list[str]:
+    replicas, workers = config.generator.replicas, config.reward.workers
+    return [
+        f"processes: this one, with 1 learner and {_count(replicas, 'generator')} in turn, + "
+        f"{_count(replicas * workers, 'reward worker')}"
+    ]
 
 
 def _processes(config: RunConfig, cores: int) -> list[str]:

@@ -14,21 +14,17 @@ _HELD_UP = 0.15  # idle share below which a side does not wait for the other
 
 def closing_lines(status: LearnerStatus, config: RunConfig, folder: Path) -> list[str]:
     """What a user reads when the run is over."""
-    lines = [
-        f"{status.status} after {status.step} of {config.steps} updates in {status.wall_s:.1f} s: reward "
-        "of the last "
-        f"10 {status.reward_last_10:.3f}, {status.samples_per_s:,.1f} samples/s, "
-        f"{status.tokens_per_s:,.0f} tokens/s"
-    ]
+    lines = [f"{status.status} after {status.step} of {config.steps} updates{_pace(status)}"]
     if status.cause:
         lines += [
             f"cause: {printable(line)}" if not index else f"  {printable(line)}"
             for index, line in enumerate(status.cause.splitlines())
         ]
+    lag = lag_words(status.lag_histogram)
+    if any(status.lag_histogram):
+        lag += f" (largest {status.max_lag_seen}, bound {config.staleness.max_lag})"
     lines += [
-        "lag of trained tokens: "
-        + lag_words(status.lag_histogram)
-        + f" (largest {status.max_lag_seen}, bound {config.staleness.max_lag})",
+        f"lag of trained tokens: {lag}",
         "tickets: " + balance(status.tickets, "issued"),
         "trajectories: " + balance(status.trajectories, "received"),
         "tokens: " + balance(status.tokens, "received"),
@@ -36,6 +32,16 @@ def closing_lines(status: LearnerStatus, config: RunConfig, folder: Path) -> lis
         f"run folder: {folder}",
     ]
     return lines
+
+
+def _pace(status: LearnerStatus) -> str:
+    """How fast and how good; nothing when there was no update to say it of."""
+    if not status.step or not any(status.lag_histogram):
+        return ""
+    return (
+        f" in {status.wall_s:.1f} s: reward of the last 10 {status.reward_last_10:.3f}, "
+        f"{status.samples_per_s:,.1f} samples/s, {status.tokens_per_s:,.0f} tokens/s"
+    )
 
 
 def lag_words(histogram: list[int]) -> str:

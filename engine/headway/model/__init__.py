@@ -2,9 +2,10 @@
 
 from headway.model.attention import AttentionContext, KVPool, attention_context
 from headway.model.builtin import builtin_folder
+from headway.model.facts import kernel_facts
 from headway.model.loading import Tokenizer, load_policy, load_tokenizer, save_policy
 from headway.model.policy import Head, Policy
-from headway.model.resolve import resolve_model
+from headway.model.resolve import builtin_tokenizer, resolve_model
 
 __all__ = [
     "AttentionContext",
@@ -14,6 +15,8 @@ __all__ = [
     "Tokenizer",
     "attention_context",
     "builtin_folder",
+    "builtin_tokenizer",
+    "kernel_facts",
     "load_policy",
     "load_tokenizer",
     "resolve_model",

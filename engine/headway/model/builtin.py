@@ -40,6 +40,15 @@ class Warmup:
 BUILTIN = {"sort3": Warmup(digits=3, steps=60), "sort5": Warmup(digits=5, steps=160)}
 
 
+def check_builtin(name: str) -> None:
+    """
+    Raises:
+        ModelError: no such builtin.
+    """
+    if name not in BUILTIN:
+        raise ModelError(f"model.path: no builtin model {name!r}; there are: {', '.join(sorted(BUILTIN))}")
+
+
 def builtin_folder(name: str, note: Callable[[str], None] = lambda line: None) -> Path:
     """The folder of a builtin model; made on first use, then cached under HEADWAY_CACHE or ~/.cache/headway.
 
@@ -49,8 +58,7 @@ def builtin_folder(name: str, note: Callable[[str], None] = lambda line: None) -
     Raises:
         ModelError: no such builtin.
     """
-    if name not in BUILTIN:
-        raise ModelError(f"model.path: no builtin model {name!r}; there are: {', '.join(sorted(BUILTIN))}")
+    check_builtin(name)
     warmup = BUILTIN[name]
     cache = Path(os.environ.get("HEADWAY_CACHE") or Path.home() / ".cache" / "headway")
     folder = cache / f"{name}-{warmup.steps}x{warmup.batch}-{warmup.lr:g}-{warmup.seed}"

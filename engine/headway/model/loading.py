@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,8 @@ def save_policy(policy: Policy, source: Path, target: Path) -> None:
     for path in source.iterdir():
         if path.suffix in (".json", ".jinja", ".txt", ".model") and not (temporary / path.name).exists():
             (temporary / path.name).write_bytes(path.read_bytes())
+    if target.exists():  # of an earlier end of the run
+        shutil.rmtree(target)
     temporary.rename(target)
 
 
@@ -108,6 +111,13 @@ class Tokenizer:
             list(prompt), add_generation_prompt=True, tokenize=True, return_dict=False
         )
         return list(ids)
+
+    def unknown_share(self, token_ids: Sequence[int]) -> float:
+        """Share of these ids that stand for text outside the vocabulary; 0 for tokenizers without such an id."""
+        unknown = self.inner.unk_token_id
+        if unknown is None or not token_ids:
+            return 0.0
+        return sum(token_id == unknown for token_id in token_ids) / len(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, special tokens included: what environments score."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.errors import ModelError
-from headway.model.builtin import builtin_folder
+from headway.model.builtin import EOS, builtin_folder, check_builtin, sort_tokenizer
+from headway.model.loading import Tokenizer
 
 
 def resolve_model(path: str, note: Callable[[str], None] = lambda line: None) -> Path:
@@ -24,3 +25,13 @@ def resolve_model(path: str, note: Callable[[str], None] = lambda line: None) ->
             "give a folder in transformers format or builtin:sort5"
         )
     return folder
+
+
+def builtin_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer of "builtin:NAME", without making the model.
+
+    Raises:
+        ModelError: no such builtin.
+    """
+    check_builtin(path.removeprefix("builtin:"))
+    return Tokenizer(sort_tokenizer(), (EOS,))
