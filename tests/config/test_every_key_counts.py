@@ -35,6 +35,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "algo.dual_clip": {"algo.objective": "grpo"},
     "staleness.window": {"staleness.max_lag": 4},
     "push.interval": {"staleness.max_lag": 8},
+    "stream.bind": {"stream.transport": "tcp"},
+    "stream.keys": {"stream.transport": "tcp"},
 }
 OTHER: dict[str, Any] = {
     "staleness.slots": 12,
@@ -45,6 +47,7 @@ OTHER: dict[str, Any] = {
     "algo.dual_clip": 3.0,
     "learner.warmup_steps": 7,
     "env.args": {"digits": 5},
+    "stream.bind": "tcp://127.0.0.1:5700",
     "sampling.stop_strings": ["\n"],
 }
 REFUSED_FOR_TRAINING = {"sampling.top_k", "sampling.top_p", "sampling.min_p"}

@@ -14,6 +14,7 @@ from headway.config.algo_checks import ALGO_RULES, AlgoRule
 from headway.config.rule import Rule
 from headway.config.schema import RunConfig
 from headway.config.staleness_checks import STALENESS_RULES
+from headway.config.stream_checks import STREAM_RULES
 
 
 def faults(config: RunConfig, skip: Collection[str] = ()) -> list[tuple[str, str]]:
@@ -130,4 +131,5 @@ RULES: tuple[Rule, ...] = (
     *(_of_the_recipe(rule) for rule in ALGO_RULES),
     Rule(("generator.kv_tokens", "sampling.max_new_tokens"), _cache_holds_a_sequence),
     *STALENESS_RULES,
+    *STREAM_RULES,
 )

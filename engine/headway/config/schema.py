@@ -245,7 +245,20 @@ class RewardConfig(Section):
 class StreamConfig(Section):
     """The trajectory plane."""
 
-    transport: Literal["ipc", "tcp"] = Field(default="ipc", description="between the processes of one host")
+    transport: Literal["ipc", "tcp"] = Field(
+        default="ipc", description="ipc: sockets in a folder of this user; tcp: needed for other machines"
+    )
+    bind: str = Field(
+        default="",
+        description="tcp://HOST:PORT for the data, PORT + 1 for heartbeats; empty: loopback ports that are free",
+    )
+    keys: str = Field(
+        default="",
+        description="folder made by `headway keys new`; only generators on its list get in (docs/security.md)",
+    )
+    insecure: bool = Field(
+        default=False, description="let other machines in without keys: anybody who reaches the port"
+    )
     heartbeat_s: float = Field(
         default=2.0, gt=0.0, description="a generator silent for two of these is given up"
     )
@@ -254,6 +267,19 @@ class StreamConfig(Section):
     )
     startup_deadline_s: float = Field(default=300.0, gt=0.0, description="for processes to load and connect")
     max_restarts: int = Field(default=5, ge=0, description="of each generator, before the run stops")
+
+
+class JournalConfig(Section):
+    """What is received, on the learner's disk before it is acknowledged (docs/journal.md)."""
+
+    max_bytes: int = Field(
+        default=4 << 30,
+        ge=0,
+        description="kept for replay and inspect; what the oldest checkpoint needs stays whatever its size",
+    )
+    full_wait_s: float = Field(
+        default=60.0, gt=0.0, description="to wait for space on a full disk; then the run stops"
+    )
 
 
 class RunConfig(Section):
@@ -277,3 +303,4 @@ class RunConfig(Section):
     generator: GeneratorConfig = GeneratorConfig()
     reward: RewardConfig = RewardConfig()
     stream: StreamConfig = StreamConfig()
+    journal: JournalConfig = JournalConfig()

@@ -2,6 +2,10 @@
 
 The main loop and the intake share one desk under one lock. The intake waits for messages or a wake-up; the main
 loop, in `take`, waits for a complete batch and is unblocked by the arrivals that complete it.
+
+A turn reads what has come, lets the desk answer, puts the turn's records on the disk with one fsync, and only then
+sends the answers. On a full disk the turn waits for space, at most `full_wait_s`: nothing more is read, so nothing
+is acknowledged and what can pile up is what the tickets allow; the main loop goes on with what it has.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from headway.buffer import Group
-from headway.errors import DeadlineExceeded, HeadwayError, StreamError
+from headway.errors import DeadlineExceeded, HeadwayError, JournalFull, StreamError
 from headway.learner.desk import Desk
 from headway.stream import Endpoints, LearnerSocket
 from headway.types import PolicyVersion
@@ -29,15 +33,24 @@ class Intake:
     Args:
         desk: from now on only used under this object's lock.
         open_socket: makes the socket, on the intake's thread; patience_s: longest wait for a batch.
+        full_wait_s: longest wait for space on the journal's disk.
 
     Raises:
         StreamError: the socket cannot be made.
     """
 
-    def __init__(self, desk: Desk, open_socket: Callable[[], LearnerSocket], patience_s: float) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        open_socket: Callable[[], LearnerSocket],
+        patience_s: float,
+        full_wait_s: float = 60.0,
+    ) -> None:
         self.desk = desk
         self._open_socket = open_socket
         self._patience_s = patience_s
+        self._full_wait_s = full_wait_s
+        self._closing = threading.Event()
         self._changed = threading.Condition()
         self._socket: LearnerSocket | None = None
         self._stopping = ""
@@ -98,6 +111,7 @@ class Intake:
         """Tell the generators to stop, close the sockets, and end the thread. Idempotent."""
         with self._changed:
             self._stopping = self._stopping or reason
+        self._closing.set()
         self._wake()
         self._thread.join(STOP_GRACE_S + 2.0)
 
@@ -145,17 +159,45 @@ class Intake:
             socket.close()
 
     def _turn(self, socket: LearnerSocket) -> None:
-        messages = socket.poll(POLL_S)
+        messages = socket.receive(POLL_S)
         with self._changed:
-            for address, message in messages:
-                self.desk.on_message(address, message)
+            for address, message, frames in messages:
+                self.desk.on_message(address, message, frames)
             self.desk.tick()
             outgoing = list(self.desk.outbox)
             self.desk.outbox.clear()
             self._changed.notify_all()
+        if not self._commit():
+            return
         for address, message in outgoing:
             if not socket.send(address, message):
                 _log.info("a message for %s was not sent: it is gone", address.decode(errors="replace"))
+
+    def _commit(self) -> bool:
+        """Put the turn's records on the disk; False when the run ends before that could be done.
+
+        Waits for: the disk; while it is full, for space.
+
+        Raises:
+            JournalFull: there was none for `full_wait_s`. JournalError: the disk failed.
+        """
+        deadline: float | None = None
+        while True:
+            try:
+                self.desk.chronicle.commit()
+            except JournalFull as full:
+                now = time.monotonic()
+                if deadline is None:
+                    deadline = now + self._full_wait_s
+                    _log.error("%s; waiting for space, at most %.0f s", full, self._full_wait_s)
+                if now >= deadline:
+                    raise JournalFull(f"{full}; there was none for {self._full_wait_s:g} s") from None
+                if self._closing.wait(0.1):
+                    return False
+            else:
+                if deadline is not None:
+                    _log.info("there is space for the journal again")
+                return True
 
     def _say_stop(self, socket: LearnerSocket) -> None:
         """Tell the generators to stop, those that only now speak up too.

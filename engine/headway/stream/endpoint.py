@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
-import re
 import socket as unix
 import stat
 import sys
@@ -20,13 +18,13 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from headway.config.address import is_loopback, split_tcp
 from headway.errors import StreamError
 from headway.stream.transport import Socket
 
 # sun_path with its terminating NUL: 108 bytes on Linux, 104 on macOS and the BSDs.
 MAX_IPC_PATH = 107 if sys.platform.startswith("linux") else 103
 LOOPBACK = "tcp://127.0.0.1:0"
-_TCP = re.compile(r"tcp://(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d+|\*)")
 
 
 class Endpoints(msgspec.Struct, frozen=True):
@@ -46,9 +44,9 @@ class Endpoints(msgspec.Struct, frozen=True):
             StreamError: neither.
         """
         parts = [part.strip() for part in text.split(",")]
-        alone = _TCP.fullmatch(parts[0]) if len(parts) == 1 else None
-        if alone is not None and alone["port"] not in ("*", "0"):
-            parts.append(f"tcp://{alone['host']}:{int(alone['port']) + 1}")
+        alone = split_tcp(parts[0]) if len(parts) == 1 else None
+        if alone is not None and alone[1]:
+            parts.append(f"tcp://{alone[0]}:{alone[1] + 1}")
         if len(parts) != 2 or not all(part.startswith(("tcp://", "ipc://")) for part in parts):
             raise StreamError(
                 f'got endpoints {text!r}; expected "DATA,HEARTBEAT", each tcp://... or ipc://..., or one tcp://HOST:PORT'
@@ -126,10 +124,10 @@ def bind(socket: Socket, endpoint: str, *, insecure: bool = False) -> str:
 
 
 def _prepare_tcp(socket: Socket, endpoint: str, insecure: bool) -> str:
-    match = _TCP.fullmatch(endpoint)
-    if match is None:
+    address = split_tcp(endpoint)
+    if address is None:
         raise StreamError(f"cannot bind {endpoint!r}: expected ipc:///path or tcp://HOST:PORT")
-    host, port = match["host"], match["port"]
+    host, port = address
     if not (insecure or is_loopback(host) or socket.get(zmq.CURVE_SERVER)):
         raise StreamError(
             f"refused to bind {endpoint}: other machines could reach it and nothing authenticates them. "
@@ -139,7 +137,7 @@ def _prepare_tcp(socket: Socket, endpoint: str, insecure: bool) -> str:
     if host.startswith("["):
         socket.ipv6 = True
     # A fixed port must be free again right after its owner was killed; libzmq sets SO_REUSEADDR.
-    return f"tcp://{'127.0.0.1' if host == 'localhost' else host}:{'*' if port == '0' else port}"
+    return f"tcp://{'127.0.0.1' if host == 'localhost' else host}:{port or '*'}"
 
 
 def check_connect(endpoint: str, *, secured: bool) -> None:
@@ -158,18 +156,8 @@ def check_connect(endpoint: str, *, secured: bool) -> None:
 
 def is_local(endpoint: str) -> bool:
     """Whether only this machine can be at the other end: ipc, or loopback TCP."""
-    match = _TCP.fullmatch(endpoint)
-    return endpoint.startswith("ipc://") or (match is not None and is_loopback(match["host"]))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine, whatever its names resolve to."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False  # a name or an interface: who can reach it is not ours to guess
+    address = split_tcp(endpoint)
+    return endpoint.startswith("ipc://") or (address is not None and is_loopback(address[0]))
 
 
 def _prepare_ipc(path: Path) -> None:
