@@ -1,0 +1,44 @@
+"""What the CUDA back-end has: ops of kernels/csrc/cuda for fp32 tensors on a GPU; see registry.py.
+
+weight_delta and pack_cast are called by their own modules (headway_kernels.cuda.weight_delta, .pack_cast).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway_kernels.registry import Backend
+
+_FP32_ONLY = "its kernels take fp32"
+
+
+def backends() -> list[Backend]:
+    """policy_loss and segment_scan.
+
+    Raises:
+        BackendUnavailable: no library, or no GPU.
+    """
+    from headway_kernels.cuda.library import library
+    from headway_kernels.cuda.policy_loss import cuda_policy_loss
+    from headway_kernels.cuda.segment_scan import cuda_segment_scan
+
+    automatic = not library().is_emulated
+    return [
+        Backend("cuda", "policy_loss", _lacks, cuda_policy_loss, automatic),
+        Backend("cuda", "segment_scan", _lacks, cuda_segment_scan, automatic),
+    ]
+
+
+def _lacks(arguments: Mapping[str, Any]) -> str | None:
+    """The segments may lie on the CPU, where they are checked without a host sync; the rest is on the GPU in fp32."""
+    from headway_kernels.cuda.library import library
+
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and name != "segments"}
+    for name, tensor in tensors.items():
+        if name not in ("mask", "m2_limit") and tensor.dtype != torch.float32:
+            return f"{_FP32_ONLY}, and {name} is {tensor.dtype}"
+    return library().lacks(list(tensors.values()))
