@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 TORCH_INDEX ?=
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+CODE := engine kernels bench tests examples
 NATIVE := CMakeLists.txt $(wildcard kernels/csrc/*)
 INSTALLED := pyproject.toml constraints.txt $(NATIVE)
 
@@ -53,8 +54,8 @@ test-slow: $(VENV)/test.stamp
 
 lint: $(VENV)/test.stamp
 	@echo "== make: ruff"
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 
 types: $(VENV)/test.stamp
 	@echo "== make: pyright"
@@ -77,4 +78,4 @@ wheel: $(BIN)/python
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-rivals models build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
