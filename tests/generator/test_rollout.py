@@ -20,7 +20,7 @@ from headway.generator import Rollout, build_engine, build_rewards
 from headway.learner.prompts import TokenisedPrompt
 from headway.learner.tickets import TicketMaker
 from headway.model import load_policy, load_tokenizer
-from headway.serial import DirectWeights, SerialRun
+from headway.serial import DirectSource, DirectWeights, SerialRun
 from headway.types import DropReason, PolicyVersion, Ticket, Trajectory
 from headway.wire.codec import decode, encode
 from headway.wire.messages import Trajectories
@@ -47,7 +47,12 @@ class Bench:
         self.engine = build_engine(config, folder, tokenizer)
         self.rewards = build_rewards(config)
         self.rollout = Rollout(
-            "g0-test", self.engine, self.rewards, self.weights, tokenizer.decode_many, self.clock
+            "g0-test",
+            self.engine,
+            self.rewards,
+            DirectSource(self.weights, self.engine),
+            tokenizer.decode_many,
+            self.clock,
         )
         self._maker = TicketMaker(config, tokenizer.eos_ids)
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pytest
 import torch
 
+from headway.errors import DeadlineExceeded
 from headway.types import PolicyVersion
-from headway.weights import ShmReceiver
+from headway.weights import WeightPublisher
+from headway.weights.shm import ShmReceiver, ShmSender
 
 Start = Callable[..., "subprocess.Popen[str]"]
+MakeGenerator = Callable[..., Any]
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -19,44 +26,71 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_thousand_fetches_while_versions_are_published_as_fast_as_possible_are_never_mixed(
-    name: str, start_writer: Start, writer: ModuleType
+@pytest.mark.parametrize("swap", [False, True])
+def test_hundreds_of_pushes_under_load_never_show_a_forward_two_values(
+    name: str, start_writer: Start, writer: ModuleType, generator: MakeGenerator, swap: bool
 ) -> None:
     process = start_writer(name, "hammer")
     assert line(process) == "ready"
     manifest = writer.manifest()
-    receiver = ShmReceiver(name, manifest)
-    out = torch.zeros(manifest.num_elements)
-    last = PolicyVersion(0, 0)
-    for number in range(1000):
-        if number % 20 == 0:  # joiners too
-            receiver.close()
-            receiver = ShmReceiver(name, manifest)
-        newest = receiver.newest()
-        version, _ = receiver.fetch(out)
-        assert out.min() == out.max() == version.step
-        assert version >= last
-        assert newest is None or newest <= version
-        last = version
+    there = generator(ShmReceiver(name, manifest, whole_only=swap), manifest, swap=swap)
+    pushes, seen = 0, PolicyVersion(0, 0)
+    deadline = time.monotonic() + 60
+    while pushes < 300 and time.monotonic() < deadline:
+        if pushes % 50 == 49:  # joiners too
+            there.stager.close()
+            there = generator(ShmReceiver(name, manifest, whole_only=swap), manifest, swap=swap)
+        pushes += there.refresh()
+        flat = there.engine.flat
+        if there.engine.version is not None:
+            assert float(flat.min()) == float(flat.max()) == there.engine.version.step
+            assert there.engine.version >= seen
+            seen = there.engine.version
+    assert pushes == 300
     assert process.stdin is not None
     process.stdin.close()
-    published = int(line(process))
-    assert published >= last.step > 100
-    receiver.close()
+    assert int(line(process)) >= seen.step > 300
+    there.stager.close()
     assert process.wait(20) == 0
 
 
-def test_a_writer_killed_in_the_middle_of_a_publish_leaves_the_old_version_in_force(
-    name: str, start_writer: Start, writer: ModuleType
+@pytest.mark.parametrize("stage", ["reserved", "cast", "delta", "finished"])
+def test_a_writer_killed_at_any_step_of_a_publish_leaves_the_old_version_in_force(
+    name: str, start_writer: Start, writer: ModuleType, generator: MakeGenerator, stage: str
 ) -> None:
-    process = start_writer(name, "torn")
+    process = start_writer(name, "torn", stage)
     assert line(process) == "torn"
-    receiver = ShmReceiver(name, writer.manifest())
-    out = torch.zeros(writer.NUM_ELEMENTS)
+    manifest = writer.manifest()
+    there = generator(ShmReceiver(name, manifest), manifest)
     for _ in range(2):  # while it writes, and after it was killed there
-        assert receiver.newest() == PolicyVersion(0, 1)
-        assert receiver.fetch(out)[0] == PolicyVersion(0, 1)
-        assert (out == 1).all()
+        there.refresh()
+        late = generator(ShmReceiver(name, manifest), manifest)
+        late.refresh()
+        for each in (there, late):
+            assert each.engine.version == PolicyVersion(0, 1)
+            assert (each.engine.flat == 1).all()
+        late.stager.close()
         process.kill()
         process.wait()
-    receiver.close()
+    there.stager.close()
+
+
+def test_a_killed_reader_holds_nothing_and_a_frozen_one_until_it_is_killed(
+    name: str, start_writer: Start, writer: ModuleType
+) -> None:
+    manifest = writer.manifest()
+    publisher = WeightPublisher(ShmSender(name, manifest), manifest, merged=0, deadline_s=0.1)
+    flat = torch.zeros(writer.NUM_ELEMENTS)
+    readers = []
+    for step in (1, 2):
+        publisher.publish(flat.fill_(float(step)), PolicyVersion(0, step))
+        readers.append(start_writer(name, script=Path(__file__).with_name("reader.py")))
+        assert line(readers[-1]) == f"0.{step}"
+    publisher.publish(flat.fill_(3.0), PolicyVersion(0, 3))
+    with pytest.raises(DeadlineExceeded, match=str(readers[0].pid)):
+        publisher.publish(flat.fill_(4.0), PolicyVersion(0, 4))
+    readers[0].kill()
+    readers[0].wait()
+    for step in (4, 5, 6):
+        publisher.publish(flat.fill_(float(step)), PolicyVersion(0, step))
+    publisher.close()

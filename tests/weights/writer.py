@@ -1,20 +1,26 @@
-"""A publisher in a process of its own: `writer.py SEGMENT hammer` or `writer.py SEGMENT torn`.
+"""A learner in a process of its own: `writer.py SEGMENT hammer` or `writer.py SEGMENT torn STAGE`.
 
 hammer: publishes versions whose elements all equal the step, as fast as it can, until its standard input ends.
-torn:   publishes 1, then stops in the middle of writing 2, and says so, to be killed there.
+torn:   publishes 1, then stops inside the publish of 2 at STAGE, says so, and waits to be killed there:
+        reserved (buffer marked, nothing written), cast (half of the bytes are new), delta (state whole, slot not
+        finished), finished (slot says 2, the index still says 1)
 """
 
 from __future__ import annotations
 
 import select
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from headway.types import Manifest, PolicyVersion, TensorSpec
-from headway.weights import ShmPublisher, shm, weights_digest
+from headway.weights import WeightPublisher, publisher
+from headway.weights.shm import ShmSender
 
-NUM_ELEMENTS = 20_000
+NUM_ELEMENTS = 150_000
+STAGES = ("reserved", "cast", "delta", "finished")
 
 
 def manifest() -> Manifest:
@@ -23,31 +29,50 @@ def manifest() -> Manifest:
     )
 
 
-def main(name: str, mode: str) -> None:
+def stuck(*_: Any) -> Any:
+    print("torn", flush=True)
+    sys.stdin.read()
+
+
+def after(call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any) -> Any:
+        call(*arguments)
+        return stuck()
+
+    return wrapped
+
+
+def main(name: str, mode: str, stage: str = "") -> None:
     torch.set_num_threads(1)
-    publisher = ShmPublisher(name, manifest())
+    sender = ShmSender(name, manifest())
+    weights = WeightPublisher(sender, manifest(), merged=0)
     flat = torch.full((NUM_ELEMENTS,), 1.0)
-    publisher.publish(flat, PolicyVersion(0, 1))
+    weights.publish(flat, PolicyVersion(0, 1))
     if mode == "torn":
+        control = sender._control
+        if stage == "reserved":
+            control.begin = after(control.begin)  # type: ignore[method-assign]
+        elif stage == "cast":
 
-        def stuck(published: torch.Tensor) -> str:
-            """The bytes are half written, the slot's number is odd."""
-            published[NUM_ELEMENTS // 2 :] = 1.0
-            print("torn", flush=True)
-            sys.stdin.read()
-            return weights_digest(published)
+            def half(source: torch.Tensor, target: torch.Tensor) -> None:
+                target[: len(target) // 2] = source[: len(target) // 2]
+                stuck()
 
-        shm.weights_digest = stuck
-        publisher.publish(flat.fill_(2.0), PolicyVersion(0, 2))
+            publisher._cast = half
+        elif stage == "delta":
+            control.finish = stuck  # type: ignore[method-assign]
+        else:
+            control.publish = stuck  # type: ignore[method-assign]
+        weights.publish(flat.fill_(2.0), PolicyVersion(0, 2))
         return
     print("ready", flush=True)
     step = 1
     while not select.select([sys.stdin], [], [], 0)[0]:
         step += 1
-        publisher.publish(flat.fill_(float(step)), PolicyVersion(0, step))
+        weights.publish(flat.fill_(float(step)), PolicyVersion(0, step))
     print(step, flush=True)
-    publisher.close()
+    weights.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

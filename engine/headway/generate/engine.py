@@ -176,7 +176,9 @@ class TorchEngine:
         """One forward over all running sequences: one new token each; members that ended, by row."""
         assert self._versions, "no weights applied yet"
         if self._torn:
-            raise WeightError("an apply failed half-way: these weights are of no version; apply again, or end")
+            raise WeightError(
+                "an apply failed half-way: these weights are of no version; apply again, or end"
+            )
         self._admit()
         if self._batch.size == 0:
             return []

@@ -66,6 +66,12 @@ def byte_view(flat: Tensor) -> memoryview:
     return memoryview(flat.detach().view(-1).view(torch.uint8).numpy())
 
 
+def tensor_over(data: memoryview, dtype: torch.dtype) -> Tensor:
+    """A flat tensor over writable bytes, which it keeps alive (torch.frombuffer's would not: a mapping could go)."""
+    words = np.frombuffer(data, np.int32 if dtype.itemsize == 4 else np.int16)
+    return torch.from_numpy(words).view(dtype)
+
+
 def digest_state(flat: Tensor) -> StateDigest:
     """Of a published buffer, contiguous, float32, float16 or bfloat16."""
     digest = StateDigest(flat.numel(), flat.element_size())

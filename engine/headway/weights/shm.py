@@ -14,14 +14,13 @@ import time
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headway.errors import DeadlineExceeded, WeightError
 from headway.types import Manifest, PolicyVersion
 from headway.weights.channel import PayloadHeader, PayloadKind, Publication
 from headway.weights.control_block import HEADER_BYTES, ControlBlock, Slot
-from headway.weights.digest import byte_view
+from headway.weights.digest import byte_view, tensor_over
 from headway.weights.segment import SharedSegment
 from headway.weights.served import published_dtype
 
@@ -255,7 +254,8 @@ class _Layout:
 
     def state(self, segment: SharedSegment, index: int) -> Tensor:
         offset = HEADER_BYTES + index * self._state_stride
-        return torch.frombuffer(segment.memory, dtype=self._dtype, count=self._num_elements, offset=offset)
+        size = self._num_elements * self._dtype.itemsize
+        return tensor_over(memoryview(segment.memory)[offset : offset + size], self._dtype)
 
     def delta(self, segment: SharedSegment, index: int) -> memoryview:
         offset = HEADER_BYTES + self.num_buffers * self._state_stride + index * self._delta_stride

@@ -29,7 +29,7 @@ from torch import Tensor
 from headway.errors import DeadlineExceeded, HeadwayError, MalformedDelta, ShapeError, WeightError
 from headway.types import Manifest, PolicyVersion
 from headway.weights.channel import ChannelReceiver, PayloadHeader, PayloadKind
-from headway.weights.digest import StateDigest, payload_digest
+from headway.weights.digest import StateDigest, payload_digest, tensor_over
 from headway.weights.payload import decode_delta
 from headway.weights.served import Served, published_dtype
 from headway_kernels.delta_format import block_length
@@ -37,6 +37,7 @@ from headway_kernels.weight_delta import Delta, whole
 
 _log = logging.getLogger(__name__)
 WAIT_S = 0.2
+LOOK_S = 0.005
 BACKOFF_S = (0.01, 0.05, 0.2, 1.0)
 RECOVERABLE = (WeightError, DeadlineExceeded, MalformedDelta, ShapeError)
 MAX_FAILURES = 60  # in a row, about a minute: the process ends with the last one's words
@@ -108,6 +109,7 @@ class Stager:
         self._force = StateDigest(manifest.num_elements, self._dtype.itemsize)
         self._spare: Tensor | None = None
         self._distrusted = False
+        self._committed = threading.Event()
         self.num_failures = 0  # payloads given up since the last that was staged
         self.last_failure = ""
 
@@ -140,19 +142,24 @@ class Stager:
             if staged is None:
                 return None
             self._staged = None
-            self._unproved = staged
             self._held, self._held_digest = staged.version, staged.state_digest
         try:
             self._put(staged)
         except Exception as error:
             _log.warning("applying version %s failed (%s); applying it again", staged.version, error)
-            try:
-                self._put(staged)
-            except Exception as again:
-                raise WeightError(
-                    f"version {staged.version} could not be applied, twice: {again}; the weights may be of no version"
-                ) from again
+            self._put_again(staged)
+        with self._lock:
+            self._unproved = staged  # only now: from here on the stager's thread reads the weights
+        self._committed.set()
         return staged.version
+
+    def _put_again(self, staged: Staged) -> None:
+        try:
+            self._put(staged)
+        except Exception as again:
+            raise WeightError(
+                f"version {staged.version} could not be applied, twice: {again}; the weights may be of no version"
+            ) from again
 
     def relieve(self) -> bool:
         """Copy what is served out of memory that the learner wants back; between two decode steps, too.
@@ -200,7 +207,9 @@ class Stager:
             if header is None:
                 return False
             if self._distrusted and held is not None and header.version <= held:
-                self._distrusted = False  # what is held was proved: only a newer whole state is worth the copy
+                self._distrusted = (
+                    False  # what is held was proved: only a newer whole state is worth the copy
+                )
                 return False
             self._check_header(header, held, digest)
             self._stage(header)
@@ -209,8 +218,14 @@ class Stager:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the channel, at most `timeout_s`; after a failure, for as long as a retry should be put off."""
-        if self.num_failures:
+        """Wait for the channel, at most `timeout_s`; after a failure, for as long as a retry should be put off.
+
+        While a push is staged it waits for the commit instead, whose proof is urgent, and looks at the channel often.
+        """
+        if self._staged is not None or self._unproved is not None:
+            self._committed.wait(min(timeout_s, LOOK_S))
+            self._committed.clear()
+        elif self.num_failures:
             time.sleep(min(timeout_s, BACKOFF_S[min(self.num_failures, len(BACKOFF_S)) - 1]))
         else:
             self._receiver.wait(timeout_s)
@@ -290,7 +305,7 @@ class Stager:
                 f"whole state of version {header.version} arrived with digest {digests.hex}, published was "
                 f"{header.state_digest}"
             )
-        state = torch.frombuffer(data, dtype=self._dtype, count=self._manifest.num_elements)
+        state = tensor_over(data, self._dtype)
         return Staged(header.version, header.state_digest, state, digests)
 
     def _check_delta(self, header: PayloadHeader, data: memoryview) -> Staged:
