@@ -34,6 +34,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "algo.clip_high": {"algo.objective": "grpo"},
     "algo.dual_clip": {"algo.objective": "grpo"},
     "staleness.window": {"staleness.max_lag": 4},
+    "push.store": {"push.channel": "store"},
     "push.interval": {"staleness.max_lag": 8},
     "stream.bind": {"stream.transport": "tcp"},
     "stream.keys": {"stream.transport": "tcp"},

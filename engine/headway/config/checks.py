@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.config import paths
 from headway.config.algo_checks import ALGO_RULES, AlgoRule
+from headway.config.push_checks import PUSH_RULES
 from headway.config.rule import Rule
 from headway.config.schema import RunConfig
 from headway.config.staleness_checks import STALENESS_RULES
@@ -132,4 +133,5 @@ RULES: tuple[Rule, ...] = (
     Rule(("generator.kv_tokens", "sampling.max_new_tokens"), _cache_holds_a_sequence),
     *STALENESS_RULES,
     *STREAM_RULES,
+    *PUSH_RULES,
 )

@@ -183,13 +183,33 @@ class StalenessConfig(Section):
 class PushConfig(Section):
     """How new weights reach the generators."""
 
-    channel: Literal["auto", "shm", "tcp"] = Field(
+    channel: Literal["auto", "shm", "tcp", "store", "collective"] = Field(
         default="auto",
-        description="shm: shared memory of one host; tcp: any network; auto: shm where every process is on this host",
+        description="shm: shared memory of one host; tcp: any network; store: a directory or object store; "
+        "collective: torch.distributed; auto: shm where every process is on this host, else tcp (docs/channels.md)",
     )
     bind: str = Field(
         default="",
         description="tcp://HOST:PORT of the tcp channel; empty: the host of stream.bind, a port that is free",
+    )
+    chunk_kib: int = Field(
+        default=1024, ge=16, le=65536, description="of weights, per message (tcp); each has a digest"
+    )
+    chunks_in_flight: int = Field(
+        default=16, ge=1, le=256, description="asked for and not yet there, per receiver (tcp)"
+    )
+    fan_out: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="generators served by the learner, and by each generator that relays (tcp); 1: a chain",
+    )
+    store: str = Field(
+        default="", description="directory or fsspec URL of the store channel; runs get a folder each in it"
+    )
+    store_keep: int = Field(default=2, ge=2, description="whole states that stay in the store, and all since")
+    backend: Literal["gloo", "nccl"] = Field(
+        default="gloo", description="of the collective channel; nccl: through the current CUDA device"
     )
     mode: Literal["in_flight", "drain", "resume"] = Field(
         default="in_flight",
@@ -201,7 +221,7 @@ class PushConfig(Section):
         description="copy into the engine's weights, or serve from the shared memory itself (shm, float32 only)",
     )
     anchor: int = Field(
-        default=8, ge=1, description="pushes from one whole state to the next; deltas between (tcp)"
+        default=8, ge=1, description="pushes from one whole state to the next; deltas between (tcp, store)"
     )
     compression: Literal["none", "zstd"] = Field(default="none", description="of deltas on the wire (tcp)")
     dtype: Literal["float32", "bfloat16"] = Field(

@@ -2,7 +2,7 @@
 
 from headway.stream.client import GeneratorSocket
 from headway.stream.control import LearnerControl, SupervisorControl
-from headway.stream.endpoint import Endpoints, ipc_directory, ipc_endpoint
+from headway.stream.endpoint import Endpoints, host_of, ipc_directory, ipc_endpoint
 from headway.stream.heartbeat import HeartbeatThread, LivenessMonitor
 from headway.stream.requests import RequestServer, request
 from headway.stream.security import ClientSecurity, Guard, ServerSecurity
@@ -20,6 +20,7 @@ __all__ = [
     "RequestServer",
     "ServerSecurity",
     "SupervisorControl",
+    "host_of",
     "ipc_directory",
     "ipc_endpoint",
     "request",

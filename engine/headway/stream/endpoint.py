@@ -154,6 +154,12 @@ def check_connect(endpoint: str, *, secured: bool) -> None:
         )
 
 
+def host_of(endpoint: str) -> str:
+    """The host by which an endpoint is reached; loopback for ipc."""
+    address = split_tcp(endpoint)
+    return address[0] if address is not None else "127.0.0.1"
+
+
 def is_local(endpoint: str) -> bool:
     """Whether only this machine can be at the other end: ipc, or loopback TCP."""
     address = split_tcp(endpoint)

@@ -8,6 +8,7 @@ Its operations end by themselves after `stall_s`, so nothing writes into a desti
 from __future__ import annotations
 
 import contextlib
+import socket as sockets
 import time
 from collections.abc import Generator, Iterator
 from datetime import timedelta
@@ -76,25 +77,26 @@ class Rendezvous:
 
     Args:
         host, port: of the learner's; port 0 makes the learner's own, on a free port.
+        local_host: this member's address that the others reach; the learner's is host.
 
     Raises:
-        StreamError: nobody answers.
+        StreamError: nobody answers, or the host cannot be listened on.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, *, local_host: str = "", timeout_s: float) -> None:
+        self.host, self.local_host = host, local_host or host
+        timeout = timedelta(seconds=timeout_s)
         try:
-            self.store: Any = _distributed.TCPStore(
-                host,
-                port,
-                is_master=port == 0,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_s),
-            )
-        except RuntimeError as error:
+            if port:
+                self.store: Any = _distributed.TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=timeout
+                )
+            else:
+                self.store = _listen(host, timeout)
+        except (RuntimeError, OSError) as error:
             raise StreamError(
                 f"no collective weight channel at {host}:{port}: {first_line(error)}"
             ) from error
-        self.host = host
 
     @property
     def port(self) -> int:
@@ -173,7 +175,7 @@ class BroadcastGroup:
         store: Any = _distributed.PrefixStore(f"group/{name}", rendezvous.store)
         timeout = timedelta(seconds=stall_s)
         try:
-            self._group = _make_group(store, rank, size, backend, rendezvous.host, timeout)
+            self._group = _make_group(store, rank, size, backend, rendezvous.local_host, timeout)
         except RuntimeError as error:
             raise WeightError(f"the members of a broadcast did not meet: {first_line(error)}") from error
 
@@ -251,6 +253,20 @@ def first_line(error: BaseException) -> str:
 def _check_deadline(deadline: float, at: int, num_bytes: int) -> None:
     if time.monotonic() > deadline:
         raise DeadlineExceeded(f"a broadcast of {num_bytes} bytes had reached byte {at} at its deadline")
+
+
+def _listen(host: str, timeout: timedelta) -> Any:
+    """A store on this host's address alone: left to itself, it would listen on all of them."""
+    with sockets.create_server((host, 0)) as listener:
+        port = listener.getsockname()[1]
+        return _distributed.TCPStore(
+            "127.0.0.1" if host == "0.0.0.0" else host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=listener.detach(),
+        )
 
 
 def _make_group(store: Any, rank: int, size: int, backend: str, host: str, timeout: timedelta) -> Any:

@@ -22,6 +22,7 @@ from headway.weights.collective_group import (
     Rendezvous,
     check_backend,
 )
+from headway.weights.tcp_link import local_host
 from headway.weights.tcp_wire import payload_key, short
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class CollectiveReceiver:
 
     Args:
         address: the sender's; run_id, manifest_digest: must equal the learner's; name: for its errors.
+        learner_host: in place of an address's 0.0.0.0 or [::].
 
     Raises:
         StreamError: nobody answers there. WeightError: it is another run, or another model.
@@ -47,6 +49,7 @@ class CollectiveReceiver:
         manifest_digest: str,
         *,
         name: str = "receiver",
+        learner_host: str = "127.0.0.1",
         timing: CollectiveTiming = DEFAULT_TIMING,
         join_s: float = JOIN_S,
     ) -> None:
@@ -56,7 +59,10 @@ class CollectiveReceiver:
                 f"{address!r} is no address of the collective channel; expected collective://HOST:PORT"
             )
         self._name, self._timing = name, timing
-        self._rendezvous = Rendezvous(parsed.hostname, parsed.port, timeout_s=join_s)
+        host = learner_host if parsed.hostname in ("0.0.0.0", "::") else parsed.hostname
+        self._rendezvous = Rendezvous(
+            host, parsed.port, local_host=local_host(f"tcp://{host}:{parsed.port}"), timeout_s=join_s
+        )
         if not self._rendezvous.wait("hello", join_s):
             raise StreamError(f"no answer from the collective channel at {address} after {join_s:.1f} s")
         hello = self._rendezvous.get("hello", Hello)

@@ -12,11 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.config import RunConfig
 from headway.config.address import is_loopback, split_tcp
 from headway.errors import UnsupportedOption, WeightError
+from headway.stream.security import ClientSecurity, ServerSecurity
 from headway.types import Manifest
+from headway.weights.blobs import Blobs, open_blobs
 from headway.weights.channel import ChannelReceiver, ChannelSender
 from headway.weights.publisher import WeightPublisher
 from headway.weights.segment import segment_name
@@ -41,7 +44,9 @@ def choose_channel(config: RunConfig) -> ChannelChoice:
     address = split_tcp(config.stream.bind)
     if config.stream.transport == "ipc" or address is None or is_loopback(address[0]):
         return ChannelChoice("shm", "every process is on this host")
-    return ChannelChoice("tcp", f"stream.bind = {config.stream.bind!r} lets generators on other machines join")
+    return ChannelChoice(
+        "tcp", f"stream.bind = {config.stream.bind!r} lets generators on other machines join"
+    )
 
 
 def swaps(config: RunConfig) -> bool:
@@ -71,10 +76,32 @@ def open_sender(config: RunConfig, manifest: Manifest, run_id: str) -> ChannelSe
     if name == "tcp":
         from headway.weights.tcp import TcpSender
 
-        _refuse_keys(config)
-        insecure = config.stream.insecure
-        return TcpSender(run_id, manifest.digest, endpoint=_tcp_endpoint(config), insecure=insecure)
-    raise UnsupportedOption(f"push.channel = {name!r}: this build has auto, shm and tcp")
+        return TcpSender(
+            run_id,
+            manifest.digest,
+            endpoint=_tcp_endpoint(config),
+            chunk_bytes=config.push.chunk_kib << 10,
+            chunks_in_flight=config.push.chunks_in_flight,
+            fan_out=config.push.fan_out,
+            security=ServerSecurity(Path(config.stream.keys)) if config.stream.keys else None,
+            insecure=config.stream.insecure,
+        )
+    if name == "store":
+        from headway.weights.store import StoreSender
+
+        blobs = _store_blobs(config, run_id)
+        return StoreSender(blobs, run_id, manifest.digest, keep=config.push.store_keep)
+    if name == "collective":
+        from headway.weights.collective import CollectiveSender
+
+        return CollectiveSender(
+            run_id,
+            manifest.digest,
+            host=_bound_host(config),
+            backend=config.push.backend,
+            insecure=config.stream.insecure,
+        )
+    raise UnsupportedOption(f"push.channel = {name!r}: there are auto, shm, tcp, store and collective")
 
 
 def open_publisher(config: RunConfig, manifest: Manifest, run_id: str) -> WeightPublisher:
@@ -89,11 +116,21 @@ def open_publisher(config: RunConfig, manifest: Manifest, run_id: str) -> Weight
     )
 
 
-def open_receiver(address: str, config: RunConfig, manifest: Manifest, run_id: str) -> ChannelReceiver:
+def open_receiver(
+    address: str,
+    config: RunConfig,
+    manifest: Manifest,
+    run_id: str,
+    *,
+    security: ClientSecurity | None = None,
+    learner_host: str = "127.0.0.1",
+) -> ChannelReceiver:
     """A generator's end.
 
     Args:
         address: as the learner's Welcome says.
+        security: this generator's keys, of a run that has them.
+        learner_host: by which this generator reaches the learner, for an address that is bound to all of them.
 
     Raises:
         WeightError: no such channel, or it is another model's. StreamError, DeadlineExceeded: nobody answers.
@@ -103,9 +140,26 @@ def open_receiver(address: str, config: RunConfig, manifest: Manifest, run_id: s
     if address.startswith("tcp:"):
         from headway.weights.tcp_receiver import TcpReceiver
 
-        _refuse_keys(config)
-        return TcpReceiver(address, run_id, manifest.digest, insecure=config.stream.insecure)
-    raise WeightError(f"weight channel {address!r}: this build opens shm: and tcp: addresses")
+        return TcpReceiver(
+            address,
+            run_id,
+            manifest.digest,
+            learner_host=learner_host,
+            security=security,
+            insecure=config.stream.insecure,
+        )
+    if address.startswith("store:"):
+        from headway.weights.store import StoreReceiver
+
+        # By this side's own recipe: a store may be mounted elsewhere here.
+        return StoreReceiver(_store_blobs(config, run_id), run_id, manifest.digest)
+    if address.startswith("collective:"):
+        from headway.weights.collective_receiver import CollectiveReceiver
+
+        return CollectiveReceiver(address, run_id, manifest.digest, learner_host=learner_host)
+    raise WeightError(
+        f"weight channel {address!r}: this version opens shm:, tcp:, store: and collective: addresses"
+    )
 
 
 def open_stager(
@@ -115,6 +169,9 @@ def open_stager(
     manifest: Manifest,
     run_id: str,
     wake: Callable[[], None],
+    *,
+    security: ClientSecurity | None = None,
+    learner_host: str = "127.0.0.1",
 ) -> Stager:
     """A generator's core over its channel.
 
@@ -122,7 +179,7 @@ def open_stager(
         wake: called when something is staged or proved, on the stager's thread. The others as in open_receiver,
             which also says what is raised.
     """
-    receiver = open_receiver(address, config, manifest, run_id)
+    receiver = open_receiver(address, config, manifest, run_id, security=security, learner_host=learner_host)
     return Stager(receiver, served, manifest, swap=swaps(config), wake=wake)
 
 
@@ -130,12 +187,13 @@ def _tcp_endpoint(config: RunConfig) -> str:
     """push.bind; else a free port of the host that the stream binds."""
     if config.push.bind:
         return config.push.bind
+    return f"tcp://{_bound_host(config)}:0"
+
+
+def _bound_host(config: RunConfig) -> str:
     address = split_tcp(config.stream.bind)
-    return f"tcp://{address[0] if address else '127.0.0.1'}:0"
+    return address[0] if address else "127.0.0.1"
 
 
-def _refuse_keys(config: RunConfig) -> None:
-    if config.stream.keys:
-        raise UnsupportedOption(
-            "push.channel = 'tcp' does not take stream.keys yet; set push.channel = 'shm' on one host"
-        )
+def _store_blobs(config: RunConfig, run_id: str) -> Blobs:
+    return open_blobs(f"{config.push.store.rstrip('/')}/{run_id}")

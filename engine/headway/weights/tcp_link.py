@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket as sockets
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from headway.config.address import split_tcp
 from headway.errors import StreamError
 from headway.stream.endpoint import check_connect
 from headway.stream.security import ClientSecurity
@@ -17,6 +18,7 @@ from headway.stream.transport import Context, Socket, receive_frames
 from headway.weights.tcp_wire import MAX_HEAD_BYTES, Message, encode
 
 MAX_CHUNK_BYTES = 64 << 20
+ANY_HOST = ("0.0.0.0", "[::]")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,13 @@ class TcpAddress:
     def __str__(self) -> str:
         query = {"chunk_bytes": self.chunk_bytes, "chunks_in_flight": self.chunks_in_flight}
         return f"{self.endpoint}?{urllib.parse.urlencode(query)}"
+
+    def reached_by(self, host: str) -> TcpAddress:
+        """With `host` in place of one that stands for all addresses of the learner's machine."""
+        address = split_tcp(self.endpoint)
+        if address is None or address[0] not in ANY_HOST:
+            return self
+        return replace(self, endpoint=f"tcp://{host}:{address[1]}")
 
     @classmethod
     def parse(cls, text: str) -> TcpAddress:

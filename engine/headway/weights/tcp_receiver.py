@@ -74,7 +74,8 @@ class TcpReceiver(Node):
 
     Args:
         address: the sender's; run_id, manifest_digest: must equal the learner's.
-        name: for logs and errors; relay: serve other receivers; security, insecure: as in TcpSender.
+        name: for logs and errors; learner_host: in place of an address's 0.0.0.0 or [::].
+        relay: serve other receivers; security, insecure: as in TcpSender.
         join_s: to wait for the learner's first answer.
 
     Raises:
@@ -90,6 +91,7 @@ class TcpReceiver(Node):
         manifest_digest: str,
         *,
         name: str = "receiver",
+        learner_host: str = "127.0.0.1",
         relay: bool = True,
         security: ClientSecurity | None = None,
         insecure: bool = False,
@@ -97,7 +99,7 @@ class TcpReceiver(Node):
         join_s: float = JOIN_S,
     ) -> None:
         super().__init__(f"headway-weights-tcp-{name}")
-        self._address = TcpAddress.parse(address)
+        self._address = TcpAddress.parse(address).reached_by(learner_host)
         self._timing = timing
         self._security = security
         self._insecure = insecure
