@@ -39,6 +39,7 @@ def tiny_config(tiny_model: Path, tmp_path: Path) -> Callable[..., RunConfig]:
             "sampling": {"max_new_tokens": 6},
             "learner": {"lr": 1e-3, "threads": 1},
             "generator": {"threads": 1, "max_running": 64},
+            "checkpoint": {"interval": 0},
             "stream": {"heartbeat_s": 0.5, "startup_deadline_s": 100.0, "rollout_deadline_s": 60.0},
         }
         for name, value in changes.items():

@@ -19,10 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from headway.checkpoint import Attempts, Resumed, RunLock, resume_run
 from headway.config import RunConfig, create_run, load_recipe
 from headway.config.live_keys import changed
 from headway.errors import ConfigError, DeadlineExceeded, RunFailed
-from headway.launch import STOP_WITHIN_S, Supervisor
+from headway.launch import Supervisor, stop_within_s
 from headway.launch.child import Echo
 from headway.launch.program import HEADWAY
 from headway.telemetry import JsonlSink, MetricsSink
@@ -42,6 +43,9 @@ class Engine:
         sinks: Sinks | None = None,
         echo: Echo | None = None,
         program: Sequence[str] = HEADWAY,
+        resume: str | Path | Resumed | None = None,
+        checkpoint: str = "",
+        without: Sequence[str] = (),
         **sections: Any,
     ) -> None:
         """
@@ -49,19 +53,24 @@ class Engine:
             recipe: a TOML file, a loaded config, or None when the sections say everything.
             sinks: fed with every record besides the files of the run folder; called on the supervisor's
             thread. program: command before `learner` and `generator`; other launchers give their own.
+            resume: folder of a run to go on with, in place of a recipe; the sections are changes of its recipe.
+            checkpoint, without: as headway.checkpoint.resume_run says.
             sections: overrides, as mappings (`learner={"lr": 1e-6}`) or top-level values (`steps=20`).
 
         Raises:
             ConfigError: the recipe or an override is wrong.
+            RunLocked, CheckpointError: as headway.checkpoint.resume_run.
         """
-        self.config = _resolve(recipe, sections)
-        self._folder = create_run(self.config)
+        run = _start(recipe, sections) if resume is None else _resume(resume, recipe, sections, checkpoint, without)
+        self.config, self._folder = run.config, run.folder
+        self.resumed = run.lines
         self._inbox: queue.SimpleQueue[StepRecord | LearnerStatus] = queue.SimpleQueue()
         self._status: LearnerStatus | None = None
         fed = [
             JsonlSink(self._folder.metrics, self._folder.summary),
             *(sinks(self._folder.path) if sinks is not None else ()),
             _Inbox(self._inbox),
+            _Unlock(run.lock),
         ]
         self._supervisor = Supervisor(self.config, self._folder, fed, program, echo)
         self._supervisor.start()
@@ -136,9 +145,12 @@ class Engine:
         return self._status
 
     def close(self) -> None:
-        """Ends the run if it goes on, within 5 s, and removes what it left on the machine. Idempotent."""
+        """Ends the run if it goes on, within seconds, and removes what it left on the machine. Idempotent.
+
+        With checkpoints, that takes up to checkpoint.stop_within_s: the last one is written first.
+        """
         if not self._supervisor.join(0.0):
-            self._supervisor.request_stop("closed by the program", STOP_WITHIN_S)
+            self._supervisor.request_stop("closed by the program", stop_within_s(self.config))
         self.wait()
 
     def __enter__(self) -> Self:
@@ -175,6 +187,51 @@ class _Inbox:
 
     def finish(self, status: LearnerStatus) -> None:
         self._inbox.put(status)
+
+
+class _Unlock:
+    """The last sink: when the run has ended, others may have it."""
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def finish(self, status: LearnerStatus) -> None:
+        self._lock.release()
+
+
+def start_run(config: RunConfig) -> Resumed:
+    """A new run's folder, locked, with its first attempt noted.
+
+    Raises:
+        ConfigError: run_dir is taken, or cannot be written.
+    """
+    folder = create_run(config)
+    lock = RunLock(folder.path)
+    return Resumed(folder, config, Attempts(folder).begin(config), lock, [])
+
+
+def _start(recipe: str | Path | RunConfig | None, sections: Mapping[str, Any]) -> Resumed:
+    return start_run(_resolve(recipe, sections))
+
+
+def _resume(
+    resume: str | Path | Resumed,
+    recipe: str | Path | RunConfig | None,
+    sections: Mapping[str, Any],
+    checkpoint: str,
+    without: Sequence[str],
+) -> Resumed:
+    if recipe is not None:
+        raise ConfigError([("", "give a recipe, or a run to resume, which has its own")])
+    if isinstance(resume, Resumed):
+        return resume
+    return resume_run(Path(resume), sections, checkpoint=checkpoint, without=without)
 
 
 def _resolve(recipe: str | Path | RunConfig | None, sections: Mapping[str, Any]) -> RunConfig:

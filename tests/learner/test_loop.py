@@ -25,7 +25,13 @@ SKIPPED = dataclasses.replace(GOOD, skipped=True, grad_norm=float("nan"))
 class Parts:
     """Stands for intake, trainer, publisher and recorder; writes down who was called with what."""
 
-    def __init__(self, config: RunConfig, steps: list[StepStats], batches: int = 1000) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        steps: list[StepStats],
+        batches: int = 1000,
+        start: PolicyVersion = PolicyVersion(0, 0),
+    ) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.rows: list[Any] = []
         self.notes: list[str] = []
@@ -33,8 +39,13 @@ class Parts:
         self.stop = ""
         interval = config.push.interval
         self.lock = threading.Condition()
+        self.saved: list[int] = []
+        checkpoints = SimpleNamespace(
+            maybe_save=self.saved.append, row=lambda record: None, take_blocked_s=lambda: 0.25
+        )
         self.loop = LearnerLoop(
             config,
+            start,
             cast("Any", self),
             cast("Any", SimpleNamespace(step=self.step)),
             cast(
@@ -42,6 +53,7 @@ class Parts:
             ),
             cast("Any", SimpleNamespace(step=self.record)),
             lambda record: None,
+            cast("Any", checkpoints),
             SplitClock(),
             self.rows.append,
             lambda: None,
@@ -70,12 +82,13 @@ class Parts:
         self.calls.append(("published", version.step, digest))
 
     def record(
-        self, groups: Any, consumed: Any, version: PolicyVersion, stats: StepStats, push: PushStats
+        self, groups: Any, consumed: Any, version: PolicyVersion, stats: StepStats, push: PushStats, blocked_s: float
     ) -> Any:
         return SimpleNamespace(
             consumed=consumed.step,
             step=version.step,
             push=push.seconds,
+            blocked_s=blocked_s,
             lag_max=0,
             reward=1.0,
             reward_std=1.0,
@@ -94,6 +107,17 @@ def test_a_step_frees_its_slots_before_its_version_is_published(tiny_config: Con
         ("step", 2), ("trained", 2), ("publish", 2, True), ("published", 2, "d2"),
     ]  # fmt: skip
     assert [(row.consumed, row.step) for row in parts.rows] == [(0, 1), (1, 2)]
+
+
+def test_a_run_that_goes_on_counts_from_its_start_and_looks_for_checkpoints_after_each_row(
+    tiny_config: Config,
+) -> None:
+    parts = Parts(tiny_config(steps=7), [GOOD, SKIPPED, GOOD], start=PolicyVersion(2, 5))
+    assert parts.loop.run() == ""
+    assert parts.loop.version == PolicyVersion(2, 7)
+    assert [call[1] for call in parts.calls if call[0] == "publish"] == [5, 6, 7]
+    assert parts.saved == [6, 6, 7]
+    assert [row.blocked_s for row in parts.rows] == [0.25] * 3
 
 
 def test_a_skipped_step_ends_its_groups_and_neither_counts_nor_pushes(tiny_config: Config) -> None:

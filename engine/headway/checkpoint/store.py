@@ -26,6 +26,7 @@ from headway.types import PolicyVersion
 FORMAT = 1
 MARKER = "checkpoint.json"
 _PARTIAL = ".partial-"
+_ASIDE = "abandoned-"
 _READ_BYTES = 4 << 20
 
 Pieces = Mapping[str, Callable[[], Iterable[memoryview]]]
@@ -168,16 +169,29 @@ class CheckpointStore:
                 found.append(PolicyVersion(int(epoch), int(step)))
         return found
 
-    def search(self, verify: bool = True) -> Search:
+    def resolve(self, name: str) -> str:
+        """The name of a checkpoint given by name, or by its step (of the newest epoch that has it).
+
+        Raises:
+            CheckpointError: no such checkpoint; lists those there are.
+        """
+        names = self.names()
+        for known in names:
+            if name in (known, known.partition(".")[2]):
+                return known
+        raise CheckpointError(f"no checkpoint {name} in {self.folder}; there are: {', '.join(names) or 'none'}")
+
+    def search(self, verify: bool = True, without: frozenset[str] = frozenset()) -> Search:
         """The newest complete checkpoint, and why newer folders are not one.
 
         Args:
             verify: read every byte and compare the digests; else only what the marker and the sizes say.
+            without: as in `open`.
         """
         skipped: list[tuple[str, str]] = []
         for name in self.names():
             try:
-                return Search(self.open(name, verify), skipped)
+                return Search(self.open(name, verify, without), skipped)
             except CheckpointError as error:
                 skipped.append((name, str(error)))
         if self.folder.is_dir():
@@ -221,13 +235,15 @@ class CheckpointStore:
                 complete.append(self.open(name, verify=False).name)
         for name in complete[self._keep :]:
             self._discard(self.folder / name)
+        for path in self.folder.glob(f"{_ASIDE}*") if complete else ():
+            self._disk.remove_folder(path)
 
     def set_aside(self, newer_than: PolicyVersion) -> list[str]:
         """Rename checkpoints of a future that is given up, so that no search finds them. Returns their names."""
         aside: list[str] = []
         for version in sorted(self._versions()):
             if version > newer_than:
-                target = self.folder / f"abandoned-{version}"
+                target = self.folder / f"{_ASIDE}{version}"
                 if target.exists():
                     self._disk.remove_folder(target)
                 self._disk.rename(self.folder / str(version), target)

@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headway.cli.errors import EXIT_USER_ERROR, report
-from headway.errors import HeadwayError
+from headway.errors import ConfigError, HeadwayError
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -71,10 +71,25 @@ def root(
 @app.command(context_settings=OVERRIDES)
 def run(
     words: Words = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="folder of a run to go on with, in place of a recipe")
+    ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option("--checkpoint", help="with --resume: its name or step, or `initial`; else the newest"),
+    ] = "",
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without", help="with --resume: a piece to start anew (optimizer, rng, cursor, desk, journal)"
+        ),
+    ] = None,
     serial: Annotated[
         bool, typer.Option("--serial", help="all components in this process, deterministic")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and exit")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the plan, try model and environment, and exit")
+    ] = False,
     view: Annotated[
         View, typer.Option("--view", help="auto: live on a terminal, plain elsewhere")
     ] = View.AUTO,
@@ -87,14 +102,29 @@ def run(
     from headway.cli import running
     from headway.config import describe
 
-    config = running.recipe(words or [])
+    resumed = None
+    if resume is not None:
+        if dry_run:
+            raise ConfigError([("--dry-run", "shows the plan of a recipe; a run that goes on has its own")])
+        resumed = running.resume(resume, words or [], checkpoint, without or [])
+    elif checkpoint or without:
+        raise ConfigError(
+            [("--checkpoint" if checkpoint else "--without", "is for runs that go on: --resume RUN")]
+        )
+    config = resumed.config if resumed else running.recipe(words or [])
     if view is not View.NONE or dry_run:
-        for line in describe(config):
+        for line in (*(resumed.lines if resumed else ()), *describe(config, serial=serial)):
             typer.echo(line)
     if dry_run:
+        from headway.cli.trial import try_parts
+
+        for line in try_parts(config):
+            typer.echo(line)
         return 0
     chosen = view if view is not View.AUTO else View.LIVE if sys.stdout.isatty() else View.PLAIN
-    return running.run_serially(config, chosen) if serial else running.run(config, chosen, logs)
+    if serial:
+        return running.run_serially(config, chosen, resumed)
+    return running.run(config, chosen, logs, resumed)
 
 
 @app.command(name="set")
@@ -131,15 +161,21 @@ def learner(
 @app.command()
 def generator(
     run_dir: Annotated[Path, typer.Option("--run", help="folder of the run")],
-    connect: Annotated[str, typer.Option("--connect", help="endpoints of the learner")],
+    connect: Annotated[
+        str, typer.Option("--connect", help="the learner: tcp://HOST:PORT (stream.bind), or DATA,HEARTBEAT")
+    ],
     index: Annotated[int, typer.Option("--index", min=0, help="which of the run's generators this is")] = 0,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="key file of this generator; default: generator.key in stream.keys"),
+    ] = None,
     debug: Debug = False,
 ) -> int:
-    """One generator of a run; `headway run` starts it."""
+    """One generator of a run; `headway run` starts it, another machine may add more."""
     _become_child()
     from headway.generator.main import main as generator_main
 
-    return _leave(generator_main(run_dir, connect, index))
+    return _leave(generator_main(run_dir, connect, index, keys))
 
 
 @app.command()
@@ -170,6 +206,63 @@ def bench(words: Annotated[list[str] | None, typer.Argument(metavar="NAME [OPTIO
         typer.echo("usage: headway bench NAME [OPTIONS]\n\n" + registry.listing())
         return 0
     return registry.run(arguments[0], arguments[1:])
+
+
+@app.command()
+def inspect(
+    run: Annotated[Path, typer.Argument(help="folder of the run")],
+    show: Annotated[
+        str, typer.Option("--show", help="one trajectory as text: its id, or TICKET.MEMBER")
+    ] = "",
+    ticket: Annotated[int | None, typer.Option("--ticket", help="only this ticket")] = None,
+    state: Annotated[
+        str, typer.Option("--state", help="only these: trained, open, dropped, or a drop reason")
+    ] = "",
+    last: Annotated[int, typer.Option("--last", min=0, help="only so many, the newest; 0: all")] = 50,
+    debug: Debug = False,
+) -> int:
+    """What became of the trajectories of a run, from its journal; also while it runs."""
+    from headway.cli.inspecting import inspect as inspect_run
+
+    for line in inspect_run(run, show, ticket, state, last):
+        typer.echo(line)
+    return 0
+
+
+keys_app = typer.Typer(help="Keys for generators on other machines (docs/security.md).", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("new")
+def keys_new(
+    folder: Annotated[Path, typer.Argument(help="folder of the keys; made when missing")],
+    client: Annotated[
+        list[str] | None, typer.Option("--client", help="name of a client; may be given again")
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Make the learner's keys, unless the folder has them, and those of new clients."""
+    from headway.stream.keys import DEFAULT_CLIENT, new_keys
+
+    for path in new_keys(folder, client or [DEFAULT_CLIENT]):
+        typer.echo(f"made {path}")
+    typer.echo(f"set stream.keys to {folder}; give each generator its own .key file and nothing else of it")
+    return 0
+
+
+@keys_app.command("show")
+def keys_show(
+    folder: Annotated[Path, typer.Argument(help="folder of the keys")],
+    debug: Debug = False,
+) -> int:
+    """The public keys: the learner's, and those of the clients on its list. No secrets."""
+    from headway.stream.keys import read_allowed, read_server_keys
+    from headway.telemetry.sanitise import printable
+
+    typer.echo(f"{read_server_keys(folder).public}  learner")
+    for key, name in read_allowed(folder).items():
+        typer.echo(f"{key}  {printable(name, 64)}")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -206,9 +299,7 @@ def _leave(status: int) -> NoReturn:
 
 def _become_child() -> None:
     """What a child process does before it loads anything heavy."""
-    from headway.telemetry.parent import watch_parent
+    from headway.telemetry import log_to, watch_parent
 
     watch_parent()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to()

@@ -11,13 +11,15 @@ from headway.errors import (
     EnvironmentFailure,
     HeadwayError,
     ModelError,
+    RunLocked,
     UnsupportedOption,
 )
+from headway.telemetry.sanitise import printable
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2  # the supervisor does not restart a child that ends with it
 
-_USER_ERRORS = (ConfigError, ModelError, EnvironmentFailure, UnsupportedOption, BackendUnavailable)
+_USER_ERRORS = (ConfigError, ModelError, RunLocked, EnvironmentFailure, UnsupportedOption, BackendUnavailable)
 
 
 def report(error: HeadwayError, debug: bool) -> int:
@@ -29,10 +31,9 @@ def report(error: HeadwayError, debug: bool) -> int:
     Returns:
         The exit status.
     """
-    if debug:
-        traceback.print_exception(error)
-    else:
-        print(block(error), file=sys.stderr)
+    text = "".join(traceback.format_exception(error)).rstrip("\n") if debug else block(error)
+    # An error may quote a completion, a reward's message or a peer.
+    print("\n".join(printable(line) for line in text.split("\n")), file=sys.stderr)
     return EXIT_USER_ERROR if isinstance(error, _USER_ERRORS) else EXIT_FAILED
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import FrameType
 
 from headway.cli.errors import EXIT_FAILED
-from headway.config import RunConfig, create_run, load_recipe, open_run
-from headway.engine import Engine
+from headway.checkpoint import Resumed, resume_run
+from headway.config import RunConfig, load_recipe, open_run
+from headway.engine import Engine, start_run
 from headway.errors import ConfigError, HeadwayError
-from headway.launch import STOP_WITHIN_S, PlainView
+from headway.launch import PlainView, stop_within_s
 from headway.launch.tally import Tally
 from headway.stream import request
-from headway.telemetry import JsonlSink, MetricsSink
+from headway.telemetry import JsonlSink, MetricsSink, printable
 from headway.types import LearnerStatus, StepRecord
 from headway.wire.messages import Command
 
@@ -50,23 +51,43 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     return path, overrides
 
 
-def run(config: RunConfig, view: str, logs: bool = False) -> int:
+def resume(path: Path, words: Sequence[str], checkpoint: str, without: Sequence[str]) -> Resumed:
+    """A run that is to go on, with dotted overrides of its recipe.
+
+    Raises:
+        ConfigError, RunLocked, CheckpointError: as headway.checkpoint.resume_run.
+    """
+    recipe_path, overrides = split_words(words)
+    if recipe_path is not None:
+        raise ConfigError(
+            [("", f"{recipe_path}: a run that goes on has its recipe; give changes of it only")]
+        )
+    return resume_run(path, overrides, checkpoint=checkpoint, without=without)
+
+
+def run(config: RunConfig, view: str, logs: bool = False, resumed: Resumed | None = None) -> int:
     """Runs with child processes.
 
     Args:
+        resumed: a run to go on with; None: a new one.
         view: "live", "plain" or "none".
         logs: print what the processes print, each line with its process, to standard error.
 
     Returns:
         The exit status: 0, 1, or 128 + the signal that ended the run.
     """
-    engine = Engine(config, sinks=lambda folder: _views(config, folder, view), echo=_echo if logs else None)
+    engine = Engine(
+        None if resumed else config,
+        sinks=lambda folder: _views(config, folder, view),
+        echo=_echo if logs else None,
+        resume=resumed,
+    )
     caught: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
         if len(caught) == 1:
-            engine.stop(_INTERRUPTS[signal.Signals(number)], within_s=STOP_WITHIN_S)
+            engine.stop(_INTERRUPTS[signal.Signals(number)], within_s=stop_within_s(config))
         else:
             engine.kill()
 
@@ -76,15 +97,17 @@ def run(config: RunConfig, view: str, logs: bool = False) -> int:
     if caught:
         return 128 + caught[0]
     if status.status == "failed" and view == "none":
-        print(f"headway: the run failed: {status.cause}", file=sys.stderr)
+        print(f"headway: the run failed: {printable(status.cause)}", file=sys.stderr)
     return EXIT_FAILED if status.status == "failed" else 0
 
 
-def run_serially(config: RunConfig, view: str) -> int:
+def run_serially(config: RunConfig, view: str, resumed: Resumed | None = None) -> int:
     """Runs all components in this process. Returns the exit status."""
     from headway.serial import run_serial
 
-    folder = create_run(config)
+    run = resumed or start_run(config)
+    folder = run.folder
+    caught: list[int] = []
     sinks: list[MetricsSink] = [JsonlSink(folder.metrics, folder.summary), *_views(config, folder.path, view)]
     tally = Tally()
 
@@ -98,11 +121,16 @@ def run_serially(config: RunConfig, view: str) -> int:
             sink.note(text)
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise _Interrupted(number)
+        caught.append(number)
+        if len(caught) > 1:
+            raise _Interrupted(number)
+
+    def stopping() -> str:
+        return _INTERRUPTS[signal.Signals(caught[0])] if caught else ""
 
     try:
         with _handling(interrupt):
-            status = run_serial(config, folder.path, on_record, on_note)
+            status = run_serial(config, folder.path, on_record, on_note, run.attempt, stopping)
     except _Interrupted as caught:
         status = tally.status("stopped", _INTERRUPTS[signal.Signals(caught.number)])
         _finish(sinks, status)
@@ -113,7 +141,11 @@ def run_serially(config: RunConfig, view: str) -> int:
     except Exception as error:
         _finish(sinks, tally.status("failed", repr(error)))
         raise
+    finally:
+        run.lock.release()
     _finish(sinks, status)
+    if caught:
+        return 128 + caught[0]
     return EXIT_FAILED if status.status == "failed" else 0
 
 

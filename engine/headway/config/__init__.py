@@ -9,11 +9,12 @@ derived                                        the values that keys left open ta
 from headway.config import derived
 from headway.config.derived import threads
 from headway.config.folder import RunFolder, create_run, open_run
-from headway.config.loading import load_recipe
+from headway.config.loading import load_recipe, load_toml
 from headway.config.plan import describe
 from headway.config.schema import (
     AlgoConfig,
     BatchConfig,
+    CheckpointConfig,
     EnvConfig,
     GeneratorConfig,
     JournalConfig,
@@ -31,6 +32,7 @@ from headway.config.write import save, to_toml
 __all__ = [
     "AlgoConfig",
     "BatchConfig",
+    "CheckpointConfig",
     "EnvConfig",
     "GeneratorConfig",
     "JournalConfig",
@@ -47,6 +49,7 @@ __all__ = [
     "derived",
     "describe",
     "load_recipe",
+    "load_toml",
     "open_run",
     "save",
     "threads",

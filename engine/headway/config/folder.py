@@ -3,6 +3,8 @@
 config.toml      the resolved recipe          run.json       run id, creation time, headway version
 metrics.jsonl    one row per optimizer step   summary.json   how it ended
 logs/NAME.log    of every process             policy/        the final policy, when `save` is set
+attempts/        every start and resume       checkpoints/   the state to go on from
+journal/         tickets and trajectories     lock           who works on the run now
 """
 
 from __future__ import annotations
@@ -51,6 +53,20 @@ class RunFolder:
     def policy(self) -> Path:
         """The final policy, a transformers folder."""
         return self.path / "policy"
+
+    @property
+    def journal(self) -> Path:
+        """What happened to every ticket and trajectory."""
+        return self.path / "journal"
+
+    @property
+    def abandoned(self) -> Path:
+        """The rows of steps that a resume has rolled back."""
+        return self.path / "metrics.abandoned.jsonl"
+
+    def checkpoints(self, config: RunConfig) -> Path:
+        """The folder of the run's checkpoints."""
+        return Path(config.checkpoint.dir) if config.checkpoint.dir else self.path / "checkpoints"
 
 
 def create_run(config: RunConfig) -> RunFolder:

@@ -51,6 +51,18 @@ def load_recipe(
     return validate(data, faults)
 
 
+def load_toml(text: str) -> RunConfig:
+    """The config that to_toml wrote.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([("", f"not TOML: {error}")]) from None
+
+
 def validate(data: Mapping[str, Any], faults: Iterable[Fault] = ()) -> RunConfig:
     """The config of nested plain values.
 

@@ -9,6 +9,7 @@ One thread owns the control socket and all children; other threads ask through `
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 import time
 import traceback
@@ -27,7 +28,7 @@ from headway.launch.program import HEADWAY, learner_command
 from headway.launch.surroundings import child_environment
 from headway.launch.tally import Tally
 from headway.stream import RequestServer, SupervisorControl
-from headway.telemetry import MetricsSink
+from headway.telemetry import MetricsSink, read_records
 from headway.types import LearnerStatus, StepRecord
 from headway.wire.messages import Command, Event
 
@@ -36,6 +37,11 @@ STOP_WITHIN_S = 5.0  # of an interrupted run, from the signal to the end
 STOPPED_S = 0.5  # for the generators to leave by themselves before they are asked to
 FAREWELL_S = 30.0  # for the learner to exit after its last event
 Answer = Callable[[str], None]
+
+
+def stop_within_s(config: RunConfig) -> float:
+    """How long an interrupted run may take to its end: longer when it has a last checkpoint to write."""
+    return config.checkpoint.stop_within_s if config.checkpoint.interval else STOP_WITHIN_S
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Supervisor:
         self._program = program
         self._echo = echo
         self._tally = Tally()
+        for record in read_records(folder.metrics):  # of earlier attempts
+            self._tally.add(record)
         self._commands: deque[tuple[Command, Answer]] = deque()
         self._waiting: dict[int, Answer] = {}
         self._next_command = 0
@@ -225,17 +233,22 @@ class Supervisor:
             for event in self._control.poll(TICK_S):  # what it said before its end may still be on its way
                 self._take(event)
             if self._status is None and self._stop is None:
-                raise RunFailed(learner.ending())
+                raise RunFailed(f"{learner.ending()}\n{self._advice()}")
             self._status = self._status or self._stopped()
         elif learner.frozen_s() > 2 * self._config.stream.heartbeat_s:
             learner.kill()
-            raise RunFailed(f"learner (pid {learner.pid}) was frozen by a signal (SIGSTOP); it was killed")
+            raise RunFailed(
+                f"learner (pid {learner.pid}) was frozen by a signal (SIGSTOP); it was killed\n{self._advice()}"
+            )
         elif not self._ready and learner.age_s > self._config.stream.startup_deadline_s:
             learner.kill()
             raise DeadlineExceeded(
                 f"the learner did not come up within stream.startup_deadline_s = "
                 f"{self._config.stream.startup_deadline_s:g} s: {learner.ending()}"
             )
+
+    def _advice(self) -> str:
+        return f"to go on from the last checkpoint: headway run --resume {shlex.quote(str(self._folder.path))}"
 
     def _is_ending(self) -> bool:
         done = self._tally.last is not None and self._tally.last.step >= self._config.steps

@@ -7,6 +7,7 @@ while steps are left:
     version = publish                     # before the slots return, so that whoever gets one can have it
     intake.trained(groups, version)
     record
+    checkpoint
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from headway.buffer import Group
 from headway.config import RunConfig
+from headway.learner.checkpoints import Checkpoints
 from headway.learner.failures import RewardWatch
 from headway.learner.intake import Intake
 from headway.learner.publisher import NO_PUSH, Publisher, PushStats
@@ -31,7 +33,7 @@ class LearnerLoop:
     """Trains until the recipe's steps are done, the prompts are used up, or somebody says stop.
 
     Args:
-        config: the recipe; the other parts as their classes say.
+        config: the recipe; start: version of the weights; the other parts as their classes say.
         observe: told every StepRecord while the desk is held; emit: told it afterwards.
         serve: called between steps and a few times a second while waiting.
         stopping: why to stop, "" to go on. note: told what people should know.
@@ -40,24 +42,27 @@ class LearnerLoop:
     def __init__(
         self,
         config: RunConfig,
+        start: PolicyVersion,
         intake: Intake,
         trainer: Trainer,
         publisher: Publisher,
         recorder: Recorder,
         observe: Callable[[StepRecord], None],
+        checkpoints: Checkpoints,
         clock: SplitClock,
         emit: Callable[[StepRecord], None],
         serve: Callable[[], None],
         stopping: Callable[[], str],
         note: Callable[[str], None],
     ) -> None:
-        self.version = PolicyVersion(0, 0)
+        self.version = self._start = start
         self._config = config
         self._intake = intake
         self._trainer = trainer
         self._publisher = publisher
         self._recorder = recorder
         self._observe = observe
+        self._checkpoints = checkpoints
         self._clock = clock
         self._emit = emit
         self._serve = serve
@@ -80,6 +85,7 @@ class LearnerLoop:
             with self._clock("work"):
                 stats = self._trainer.step(groups, self.version.step + 1)
             self._conclude(groups, stats)
+            self._checkpoints.maybe_save(self.version.step)
         return ""
 
     def _conclude(self, groups: list[Group], stats: StepStats) -> None:
@@ -93,10 +99,12 @@ class LearnerLoop:
             # Without a gradient (every group flat) AdamW may leave every weight where it is.
             push = self._publish(expect_change=stats.lr > 0 and stats.grad_norm > 0)
         with self._intake.lock:
-            record = self._recorder.step(groups, consumed, self.version, stats, push)
+            blocked_s = self._checkpoints.take_blocked_s()
+            record = self._recorder.step(groups, consumed, self.version, stats, push, blocked_s)
             self._observe(record)
+        self._checkpoints.row(record)
         self._emit(record)
-        if consumed.step == 0:
+        if consumed == self._start:
             check_agreement(stats.policy, record.lag_max)
         warning = self._rewards.observe(record.reward, record.reward_std)
         if warning:

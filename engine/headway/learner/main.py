@@ -14,21 +14,28 @@ from pathlib import Path
 import msgspec
 import torch
 
+from headway.checkpoint import Attempt, Attempts
 from headway.config import RunConfig, RunFolder, open_run, threads
 from headway.errors import HeadwayError
+from headway.journal import Journal
+from headway.learner.checkpoints import Checkpoints, open_state
 from headway.learner.desk import Desk
 from headway.learner.intake import Intake
 from headway.learner.live import LiveSettings, Settings
+from headway.learner.listening import open_stream
 from headway.learner.loop import LearnerLoop
+from headway.learner.machine import Machine
 from headway.learner.peers import NO_TIME
 from headway.learner.publisher import Publisher, PushInterval
 from headway.learner.records import Recorder
+from headway.learner.resume import resume_desk, resume_parts, resume_rows
 from headway.learner.setup import LearnerParts, build_learner
+from headway.learner.state import LearnerState
 from headway.model import save_policy
-from headway.stream import LearnerControl, LearnerSocket, ipc_directory, ipc_endpoint
-from headway.telemetry import SplitClock, watch_parent
+from headway.stream import LearnerControl, LearnerSocket
+from headway.telemetry import SplitClock, log_to, watch_parent
 from headway.types import LearnerStatus, PolicyVersion
-from headway.weights import ShmPublisher, segment_name
+from headway.weights import WeightPublisher, choose_channel, open_publisher
 from headway.wire.messages import Event, Welcome
 
 _log = logging.getLogger(__name__)
@@ -46,6 +53,7 @@ class LearnerProcess:
         self._config = config
         self._control = control
         self._stop_reason = ""
+        self._weight_address = ""
         self._lost: list[tuple[int, int, str]] = []
 
     def stop(self, reason: str) -> None:
@@ -53,51 +61,96 @@ class LearnerProcess:
         self._stop_reason = self._stop_reason or reason
 
     def run(self) -> LearnerStatus:
-        """Build, train, save.
+        """Build or resume, train, save.
 
         Raises:
             HeadwayError: before anything could be trained.
         """
+        attempt = Attempts(self._folder).last()
+        Attempts(self._folder).write_machine(attempt.epoch, Machine.current().encode())
         parts = build_learner(self._config, self._note)
-        clock = SplitClock()
+        state = open_state(self._folder, self._config, attempt, parts)
+        parts = resume_parts(parts, self._config, attempt, state)
         desk = self._make_desk(parts)
-        channel = ShmPublisher(self._channel_name, parts.policy.manifest)
-        stream = self._config.stream
-        intake: Intake | None = None
-        interval = PushInterval(self._config.push.interval)
-        settings = Settings(self._config, desk, parts.trainer, interval, self._note)
-        recorder = Recorder(desk, settings.take_changes, clock)
-        try:
-            intake = Intake(desk, self._open_socket, stream.rollout_deadline_s + stream.startup_deadline_s)
-            live = LiveSettings(self._control, intake, settings, self.stop)
-            loop = LearnerLoop(
-                self._config,
-                intake,
-                parts.trainer,
-                Publisher(channel, parts.policy, interval),
-                recorder,
-                settings.observe,
-                clock,
-                lambda record: self._send(Event(record=record)),
-                lambda: self._serve(live),
-                lambda: self._stop_reason,
-                self._note,
+        with contextlib.ExitStack() as stack:
+            journal = stack.enter_context(self._open_journal())
+            if attempt.epoch:
+                found = resume_desk(self._folder, self._config, attempt, parts, state, desk)
+                self._note(f"resumed at version {attempt.version}: {found}")
+            desk.chronicle.journal = journal
+            desk.chronicle.opened(self._folder.run_id, attempt.version)
+            channel = stack.enter_context(
+                contextlib.closing(self._open_channel(parts))
             )
-            self._send(Event(ready=str(intake.endpoints)))
-            status, cause = self._train(loop)
-            if status != "failed" and self._config.save:
-                save_policy(parts.policy, parts.folder, self._folder.policy)
-            with intake.lock:
-                desk.buffer.close()
-                return recorder.status(status, cause)
-        finally:
-            if intake is not None:
-                intake.close(self._stop_reason or "the run is over")
-            channel.close()
+            return self._run(attempt, parts, state, desk, channel, stack)
 
-    @property
-    def _channel_name(self) -> str:
-        return segment_name(self._folder.run_id, os.getpid())
+    def _run(
+        self,
+        attempt: Attempt,
+        parts: LearnerParts,
+        state: LearnerState | None,
+        desk: Desk,
+        channel: WeightPublisher,
+        stack: contextlib.ExitStack,
+    ) -> LearnerStatus:
+        clock = SplitClock()
+        interval = PushInterval(self._config.push.interval)
+        settings = Settings(
+            self._config, desk, parts.trainer, interval, self._note,
+            lambda step, change: desk.chronicle.changed(step, change.key, change.value),
+        )  # fmt: skip
+        recorder = Recorder(desk, settings.take_changes, clock)
+        resume_rows(state, settings, recorder)
+        stream = self._config.stream
+        patience_s = stream.rollout_deadline_s + stream.startup_deadline_s
+        intake = Intake(desk, self._open_socket, patience_s, self._config.journal.full_wait_s)
+        stack.callback(lambda: intake.close(self._stop_reason or "the run is over"))
+        live = LiveSettings(self._control, intake, settings, self.stop)
+        checkpoints = Checkpoints(
+            self._folder, self._config, attempt, parts, desk, settings, recorder, intake.lock, self._note
+        )
+        loop = LearnerLoop(
+            self._config,
+            attempt.version,
+            intake,
+            parts.trainer,
+            Publisher(channel, parts.policy, interval),
+            recorder,
+            settings.observe,
+            checkpoints,
+            clock,
+            lambda record: self._send(Event(record=record)),
+            lambda: self._serve(live),
+            lambda: self._stop_reason,
+            self._note,
+        )
+        self._send(Event(ready=str(intake.endpoints)))
+        status, cause = self._train(loop)
+        if status != "failed":
+            cause = self._save(cause, loop.version, checkpoints, parts)
+        with intake.lock:
+            desk.buffer.close()
+            return recorder.status(status, cause)
+
+    def _save(self, cause: str, version: PolicyVersion, checkpoints: Checkpoints, parts: LearnerParts) -> str:
+        """The last checkpoint, and the policy; returns the cause with what could not be saved."""
+        stopped = bool(self._stop_reason)
+        try:
+            saved = checkpoints.save_last(version.step, stopped=stopped)
+        except HeadwayError as error:
+            saved, cause = False, f"{cause}; {error}" if cause else str(error)
+        if stopped and saved:
+            self._note(f"checkpoint {version} is written; headway run --resume {self._folder.path} goes on from it")
+        if self._config.save:
+            save_policy(parts.policy, parts.folder, self._folder.policy)
+        return cause
+
+    def _open_channel(self, parts: LearnerParts) -> WeightPublisher:
+        choice = choose_channel(self._config)
+        self._note(f"weights are pushed over {choice.name}: {choice.why}")
+        publisher = open_publisher(self._config, parts.policy.manifest, self._folder.run_id)
+        self._weight_address = publisher.address
+        return publisher
 
     def _train(self, loop: LearnerLoop) -> tuple[str, str]:
         try:
@@ -111,7 +164,7 @@ class LearnerProcess:
         def welcome(version: PolicyVersion) -> Welcome:
             return Welcome(
                 manifest_digest=parts.policy.manifest.digest,
-                weight_channel=self._channel_name,
+                weight_channel=self._weight_address,
                 version=version,
                 heartbeat_s=self._config.stream.heartbeat_s,
             )
@@ -132,11 +185,14 @@ class LearnerProcess:
             time.monotonic,
         )
 
+    def _open_journal(self) -> Journal:
+        journal = Journal.open(self._folder.journal, max_bytes=self._config.journal.max_bytes)
+        if journal.torn is not None:
+            _log.warning("the journal: %s", journal.torn)
+        return journal
+
     def _open_socket(self) -> LearnerSocket:
-        if self._config.stream.transport == "tcp":
-            return LearnerSocket()
-        directory = ipc_directory(self._folder.run_id)
-        return LearnerSocket(ipc_endpoint(directory, "data"), ipc_endpoint(directory, "beat"))
+        return open_stream(self._config, self._folder.run_id)
 
     def _serve(self, live: LiveSettings) -> None:
         """Commands in, news of lost generators out."""
@@ -156,7 +212,7 @@ class LearnerProcess:
 
 def main(run_dir: Path, control: str) -> int:
     """Entry of `headway learner`; returns the exit status: 0 finished or stopped, 1 failed."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(message)s")
+    log_to()
     folder, config = open_run(run_dir)
     torch.set_num_threads(threads(config, "learner", os.cpu_count() or 1))
     _log.info("torch uses %d threads", torch.get_num_threads())

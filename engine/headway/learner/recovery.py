@@ -24,6 +24,7 @@ from headway.config import RunConfig
 from headway.journal import Entry, MessageReceived, TicketIssued
 from headway.learner.judge import GroupJudge
 from headway.learner.prompts import PromptSource
+from headway.learner.receipts import Receipts
 from headway.learner.tickets import TicketMaker
 from headway.staleness import UNASSIGNED
 from headway.types import DropReason, Trajectory
@@ -58,13 +59,20 @@ class Recovery:
 
     Args:
         config: the recipe; buffer: restored, as the gate is; prompts, tickets: make the tickets again.
-        round_start: first ticket of the newest grant that the checkpoint knows.
+        receipts: of the checkpoint. round_start: first ticket of the newest grant that it knows.
     """
 
     def __init__(
-        self, config: RunConfig, buffer: Buffer, prompts: PromptSource, tickets: TicketMaker, round_start: int
+        self,
+        config: RunConfig,
+        buffer: Buffer,
+        prompts: PromptSource,
+        tickets: TicketMaker,
+        receipts: Receipts,
+        round_start: int,
     ) -> None:
         self._gate = buffer.gate
+        self._receipts = receipts
         self._buffer = buffer
         self._prompts = prompts
         self._tickets = tickets
@@ -87,16 +95,15 @@ class Recovery:
 
     def _read(self, entries: Iterable[Entry]) -> list[Trajectories]:
         messages: list[Trajectories] = []
-        last_s = 0.0
+        granting = False
         for entry in entries:
-            if isinstance(entry, MessageReceived):
-                message = decode(entry.frames)
-                if isinstance(message, Trajectories):
-                    messages.append(message)
-            elif isinstance(entry, TicketIssued):
-                if entry.time_s != last_s:  # one grant has one time
-                    self._rounds.add(entry.ticket.ticket_id)
-                last_s = entry.time_s
+            issued = isinstance(entry, TicketIssued)
+            if issued and not granting:  # the tickets of one grant follow each other
+                self._rounds.add(entry.ticket.ticket_id)
+            granting = issued
+            message = decode(entry.frames) if isinstance(entry, MessageReceived) else None
+            if isinstance(message, Trajectories) and self._receipts.is_new(message.seq, message.incarnation):
+                messages.append(message)
         return messages
 
     def _issue_up_to(self, ticket_id: int) -> None:

@@ -5,6 +5,7 @@
     progress.msgpack        version, trainer, recipe in force, the rows' sums, the newest rows
     rng.msgpack             torch's, numpy's and Python's generators
     cursor.json             which prompts come next
+    recipe.toml             the recipe, with what people have changed since the start
     desk.msgpack            ledger, gate, and everything that the buffer holds
 
 Tickets carry the seeds of the samplers, and prompts come by index, so generators and environments have no state.
@@ -24,8 +25,10 @@ import torch
 
 from headway.buffer import Held
 from headway.checkpoint import Checkpoint, Pieces, load, pieces
+from headway.config import RunConfig, load_recipe
 from headway.errors import CheckpointError, WireError
 from headway.learner.prompts import PromptState
+from headway.learner.receipts import ReceiptState
 from headway.staleness import GateState
 from headway.staleness.ess import EssState
 from headway.trainer import FlatState, TrainerState
@@ -46,6 +49,7 @@ class Piece(enum.StrEnum):
     RNG = "rng"
     CURSOR = "cursor"
     DESK = "desk"
+    RECIPE = "recipe"
 
 
 FILES = {
@@ -55,8 +59,9 @@ FILES = {
     Piece.RNG: "rng.msgpack",
     Piece.CURSOR: "cursor.json",
     Piece.DESK: "desk.msgpack",
+    Piece.RECIPE: "recipe.toml",
 }
-NEEDED = (Piece.MODEL, Piece.PROGRESS)
+OPTIONAL = (Piece.OPTIMIZER, Piece.RNG, Piece.CURSOR, Piece.DESK)
 
 
 class RecorderState(msgspec.Struct, frozen=True):
@@ -79,14 +84,13 @@ class Progress(msgspec.Struct, frozen=True):
 
     Attributes:
         version: of the weights; manifest: digest of the parameters' description.
-        asked: the recipe with what people changed since, as TOML; in_force: with the moves of target_ess too.
+        in_force: the recipe with the moves of target_ess, as TOML.
         rows: since the checkpoint before, for metrics whose writer died.
     """
 
     version: PolicyVersion
     manifest: str
     trainer: TrainerState
-    asked: str
     in_force: str
     ess: EssState | None
     recorder: RecorderState
@@ -129,6 +133,7 @@ class DeskState(msgspec.Struct, frozen=True):
         num_received: sampled tokens; flat_rewards: of groups replaced since the last row.
         num_replaced: since the last step; kept: flat groups past the bound.
         round_start: first ticket of the newest grant; elapsed_s: since the first ticket, None before it.
+        receipts: messages received.
     """
 
     num_received: int
@@ -137,6 +142,7 @@ class DeskState(msgspec.Struct, frozen=True):
     kept: list[int]
     round_start: int
     elapsed_s: float | None
+    receipts: ReceiptState
 
 
 class HeldState(msgspec.Struct, frozen=True):
@@ -178,9 +184,10 @@ class CursorPiece(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LearnerState:
-    """A checkpoint as read; None for a piece that was left out on purpose."""
+    """A checkpoint as read; None for a piece that was left out on purpose. `asked` is its recipe."""
 
     progress: Progress
+    asked: RunConfig
     tensors: FlatState
     rng: RngState | None
     cursor: CursorPiece | None
@@ -259,7 +266,8 @@ def read_state(checkpoint: Checkpoint, manifest: Manifest, without: Collection[s
         trainer = msgspec.structs.replace(progress.trainer, num_updates=0)
         progress = msgspec.structs.replace(progress, trainer=trainer)
     rng, cursor = piece(Piece.RNG, RngState), piece(Piece.CURSOR, CursorPiece)
-    return LearnerState(progress, tensors, rng, cursor, piece(Piece.DESK, DeskPiece))
+    asked = load_recipe(checkpoint.path / FILES[Piece.RECIPE])
+    return LearnerState(progress, asked, tensors, rng, cursor, piece(Piece.DESK, DeskPiece))
 
 
 def _read_tensors(checkpoint: Checkpoint, manifest: Manifest, *, with_moments: bool) -> FlatState:

@@ -7,6 +7,7 @@ run folder, the views of headway.launch show it, and a program may give its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -48,7 +49,6 @@ class JsonlSink:
         self._summary = summary
         self._last_step = _last_step(metrics)
         self._file: IO[bytes] = metrics.open("ab", buffering=0)
-        self._encoder = msgspec.json.Encoder()
         if metrics.stat().st_size and not metrics.read_bytes().endswith(b"\n"):
             self._file.write(b"\n")  # a torn row must not take the next one with it
 
@@ -80,7 +80,7 @@ class JsonlSink:
         self._file.close()
 
     def _row(self, kind: str, values: StepRecord | LearnerStatus) -> None:
-        self._file.write(self._encoder.encode({"kind": kind, **msgspec.structs.asdict(values)}) + b"\n")
+        self._file.write(_line(kind, values) + b"\n")
 
 
 class MemorySink:
@@ -113,9 +113,50 @@ def write_summary(path: Path, status: LearnerStatus) -> None:
     temporary.replace(path)
 
 
+def rewind(metrics: Path, abandoned: Path, step: int, rows: Sequence[StepRecord]) -> None:
+    """Make a metrics file that of a run whose last row is that of `step`; whole or not at all.
+
+    Later rows, and status rows, move to the end of `abandoned`. Rows up to `step` that the file lacks, because
+    their writer died first, are taken from `rows`. The file is durable on return.
+
+    Args:
+        rows: of a checkpoint of `step`: the newest, without gaps.
+    """
+    kept: dict[int, list[bytes]] = {}
+    moved: list[bytes] = []
+    last_times = {row.time_s for row in rows}
+    for row in _rows(metrics):
+        kind, at = row.get("kind"), row.get("step")
+        line = msgspec.json.encode(row)
+        skipped = kind == "skipped" and isinstance(at, int) and (at < step or row.get("time_s") in last_times)
+        if skipped or (kind == "step" and isinstance(at, int) and at <= step):
+            assert isinstance(at, int)
+            kept.setdefault(at, []).append(line)
+        else:
+            moved.append(line)
+    for record in rows:
+        if not record.skipped and not any(b'"kind":"step"' in line for line in kept.get(record.step, ())):
+            kept.setdefault(record.step, []).insert(0, _line("step", record))
+    if moved:
+        with abandoned.open("ab") as file:
+            file.write(b"".join(line + b"\n" for line in moved))
+            file.flush()
+            os.fsync(file.fileno())
+    temporary = metrics.with_name(f".{metrics.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(b"".join(line + b"\n" for at in sorted(kept) for line in kept[at]))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(metrics)
+
+
 def read_records(path: Path) -> list[StepRecord]:
     """The rows of kind "step" of a metrics file; a torn last line is left out."""
     return [msgspec.convert(row, StepRecord) for row in _rows(path) if row.get("kind") == "step"]
+
+
+def _line(kind: str, values: StepRecord | LearnerStatus) -> bytes:
+    return msgspec.json.encode({"kind": kind, **msgspec.structs.asdict(values)})
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
