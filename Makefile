@@ -1,6 +1,8 @@
 # make demo      install into .venv and train a tiny model to sort, in a few minutes
 # make test      install into .venv and run the tests
 # make check     the one local command: lint, types, import layers, tests (what CI runs too)
+# make test-cuda-emulated   the CUDA kernels run on the CPU under AddressSanitizer (gcc, a minute)
+# make fatbin    compile the CUDA kernels for every architecture with nvcc; skipped, and said so, without nvcc
 # make smollm2   set up SmolLM2-135M-Instruct in models/smollm2
 #
 # Needs Python >= 3.11, and gcc, cmake and git for the native CPU library. PYTHON=python3.12 chooses another Python.
@@ -17,7 +19,7 @@ NATIVE := CMakeLists.txt $(wildcard kernels/csrc/*)
 INSTALLED := pyproject.toml constraints.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint types layers smollm2 wheel clean
+.PHONY: help demo test test-slow test-cuda-emulated fatbin check lint types layers smollm2 wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -66,6 +68,61 @@ layers: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 
 check: lint types layers test
+
+# The .cu sources as C++: the same kernels, run by kernels/csrc/cuda/emulator.h.
+CUDA_DIR := kernels/csrc/cuda
+CUDA_SOURCES := $(sort $(wildcard $(CUDA_DIR)/*.cu))
+CUDA_HEADERS := $(wildcard $(CUDA_DIR)/*.h)
+CUDA_OPS := $(filter-out runtime,$(notdir $(CUDA_SOURCES:.cu=)))
+EMULATED := build/cuda-emulated
+EMULATED_FLAGS := -x c++ -std=c++17 -O1 -g -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off \
+	-fvisibility=hidden -fsanitize=address,undefined -fno-sanitize-recover=undefined -I$(CUDA_DIR)
+ASAN = $(shell $(CXX) -print-file-name=libasan.so)
+
+$(EMULATED)/%.o: $(CUDA_DIR)/%.cu $(CUDA_HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATED_FLAGS) -c $< -o $@
+
+$(EMULATED)/libheadway_kernels_cuda_emulated.so: $(CUDA_SOURCES:$(CUDA_DIR)/%.cu=$(EMULATED)/%.o)
+	$(CXX) -shared -fsanitize=address,undefined $^ -o $@
+
+$(EMULATED)/libfaults.so: tests/kernels/cuda/faults.cu $(CUDA_HEADERS)
+	@mkdir -p $(@D)
+	$(CXX) $(EMULATED_FLAGS) -shared $< -o $@
+
+test-cuda-emulated: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emulated.so $(EMULATED)/libfaults.so
+	@echo "== make: $(words $(CUDA_SOURCES)) CUDA sources on the CPU, under AddressSanitizer and UBSan"
+	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+		HEADWAY_CUDA=$(CURDIR)/$(EMULATED)/libheadway_kernels_cuda_emulated.so \
+		$(BIN)/python -m pytest -m cuda_emulated tests/kernels/cuda
+
+# build/cuda/OP.sm_NN.cubin is what the resource gate reads.
+CUDA_ARCHITECTURES := 80 90 100
+NVCC ?= nvcc
+HAVE_NVCC = $(shell command -v $(NVCC) 2>/dev/null)
+CUBINS := $(foreach arch,$(CUDA_ARCHITECTURES),$(CUDA_OPS:%=build/cuda/%.sm_$(arch).cubin))
+NVCC_FLAGS := -std=c++17 -O3 -Xptxas -warn-spills
+
+define CUBIN_RULE
+build/cuda/%.sm_$(1).cubin: $(CUDA_DIR)/%.cu $(CUDA_HEADERS)
+	@mkdir -p $$(@D)
+	$(NVCC) $(NVCC_FLAGS) -cubin -arch=sm_$(1) $$< -o $$@
+endef
+$(foreach arch,$(CUDA_ARCHITECTURES),$(eval $(call CUBIN_RULE,$(arch))))
+
+build/cuda/libheadway_kernels_cuda.so: $(CUDA_SOURCES) $(CUDA_HEADERS)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -shared -Xcompiler -fPIC,-fvisibility=hidden -cudart static \
+		$(foreach arch,$(CUDA_ARCHITECTURES),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+		-gencode arch=compute_80,code=compute_80 $(CUDA_SOURCES) -o $@
+
+ifeq ($(HAVE_NVCC),)
+fatbin:
+	@echo "== make: SKIPPED fatbin: $(NVCC) not found; 0 of $(words $(CUBINS)) cubins compiled"
+else
+fatbin: $(CUBINS) build/cuda/libheadway_kernels_cuda.so
+	@echo "== make: $(words $(CUBINS)) of $(words $(CUBINS)) cubins for sm_$(subst $() ,$() sm_,$(CUDA_ARCHITECTURES)), and the library"
+endif
 
 smollm2: $(VENV)/demo.stamp
 	@echo "== make: setting up SmolLM2-135M-Instruct in models/smollm2"

@@ -70,6 +70,27 @@ HEADWAY_INLINE uint32_t bits_from_float16(uint16_t half) {
     return sign | bits_of(static_cast<float>(mantissa) * 5.9604644775390625e-8f);  // 2^-24: exact
 }
 
+// float8 e4m3 (bias 7, largest 448, no infinity, 0x7f a NaN): nearest, ties to even; too large becomes +-448.
+HEADWAY_INLINE uint8_t float8_from_float(float value) {
+    uint32_t bits = bits_of(value);
+    uint32_t sign = (bits >> 24) & 0x80u;
+    uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t code;
+    if (magnitude > 0x7f800000u) {
+        code = 0x7fu;
+    } else if (magnitude >= 0x43e80000u) {  // 464, half way to what would follow 448, and above
+        code = 0x7eu;
+    } else if (magnitude >= 0x3c800000u) {  // 2^-6, the smallest normal
+        code = round_shift(magnitude - 0x3c000000u, 20);
+    } else if (magnitude >= 0x3a800000u) {  // from half of the smallest subnormal, 2^-9, on
+        uint32_t exponent = magnitude >> 23;
+        code = round_shift((magnitude & 0x7fffffu) | 0x800000u, 141u - exponent);
+    } else {
+        code = 0;
+    }
+    return static_cast<uint8_t>(sign | min_of(code, magnitude > 0x7f800000u ? 0x7fu : 0x7eu));
+}
+
 // Bits of one value in another dtype, in the low bits of the result.
 HEADWAY_INLINE uint32_t cast_bits(uint32_t bits, int source, int target) {
     if (source == target) return bits;

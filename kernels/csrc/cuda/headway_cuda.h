@@ -103,3 +103,30 @@ HEADWAY_CUDA_EXPORT int headway_cuda_policy_loss(const HeadwayPolicyOptions* opt
                                                  const int64_t* segments, int64_t num_tokens, int64_t num_segments,
                                                  float* coefficient, float* partials, double* results, int device,
                                                  void* stream);
+
+// ---- pack_cast.cu ----
+
+extern "C" {
+// A matrix that is moved: element (r, c) from source[r * source_stride + c] to target[r * target_stride + c].
+// format 0 casts between dtypes 0, 1, 2 (equal dtypes: bits are copied). format 1 writes fp8 e4m3 codes and
+// scales[r / 128 * scale_stride + c / 128], fp32: value = code * scale. format 2 writes fp8 e4m3 codes and
+// scales[r * scale_stride + c / 32], uint8: value = code * 2^(scale - 127), 255 where an input is not finite.
+// Parts must not overlap in their targets.
+struct HeadwayPackPart {
+    const void* source;
+    void* target;
+    void* scales;
+    int64_t rows, columns, source_stride, target_stride, scale_stride;
+    int32_t source_dtype, target_dtype, format, reserved;
+    int64_t groups_per_row;  // this and the next are filled by headway_cuda_pack_tiles
+    double reciprocal;
+};
+}
+
+// Completes a part (in host memory) and returns its number of tiles, or -1.
+HEADWAY_CUDA_EXPORT int64_t headway_cuda_pack_tiles(HeadwayPackPart* part);
+
+// parts[num_parts] and first_tiles[num_parts + 1], the running sum of the tiles, are in device memory.
+HEADWAY_CUDA_EXPORT int headway_cuda_pack_cast(const HeadwayPackPart* parts, const int64_t* first_tiles,
+                                               int64_t num_parts, int64_t first_tile, int64_t num_tiles, int device,
+                                               void* stream);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -50,6 +50,21 @@ class PolicyOptions(Structure):
     ]
 
 
+class PackPart(Structure):
+    """HeadwayPackPart of csrc/cuda/headway_cuda.h; the last two fields are filled by Library.pack_tiles."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("source", "target", "scales")),
+        *(
+            (name, c_int64)
+            for name in ("rows", "columns", "source_stride", "target_stride", "scale_stride")
+        ),
+        *((name, c_int32) for name in ("source_dtype", "target_dtype", "format", "reserved")),
+        ("groups_per_row", c_int64),
+        ("reciprocal", c_double),
+    ]
+
+
 _P, _I, _N, _F = c_void_p, c_int, c_int64, c_float
 _PLACE = (_I, _P)  # device, stream
 _SIGNATURES: dict[str, tuple[type, tuple[type, ...]]] = {
@@ -63,6 +78,8 @@ _SIGNATURES: dict[str, tuple[type, tuple[type, ...]]] = {
     "delta_apply": (c_int, (_P, _P, _P, _I, _N, _N, _N, _P, *_PLACE)),
     "delta_apply_slices": (c_int, (_P, _P, _P, _I, _N, _P, _P, _P, _P, _P, _P, _N, _N, *_PLACE)),
     "segment_scan": (c_int, (_I, _P, _P, _P, _P, _P, _P, _N, _F, _F, _F, _F, _P, _P, *_PLACE)),
+    "pack_tiles": (c_int64, (POINTER(PackPart),)),
+    "pack_cast": (c_int, (_P, _P, _N, _N, _N, *_PLACE)),
     "policy_rows": (c_int64, (POINTER(PolicyOptions), _N, _N)),
     "policy_columns": (c_int, ()),
     "policy_loss": (c_int, (POINTER(PolicyOptions), *([_P] * 9), _N, _N, _P, _P, _P, *_PLACE)),
@@ -111,6 +128,10 @@ class Library:
     def policy_rows(self, options: PolicyOptions, num_tokens: int, num_segments: int) -> int:
         """Rows of the partials of policy_loss."""
         return self._lib.headway_cuda_policy_rows(options, num_tokens, num_segments)
+
+    def pack_tiles(self, part: PackPart) -> int:
+        """Completes a part and returns its number of tiles."""
+        return self._lib.headway_cuda_pack_tiles(part)
 
     def policy_columns(self) -> int:
         """Columns of the partials and results of policy_loss."""
