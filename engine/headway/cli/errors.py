@@ -14,7 +14,6 @@ from headway.errors import (
     RunLocked,
     UnsupportedOption,
 )
-from headway.telemetry.sanitise import printable
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2  # the supervisor does not restart a child that ends with it
@@ -31,6 +30,8 @@ def report(error: HeadwayError, debug: bool) -> int:
     Returns:
         The exit status.
     """
+    from headway.telemetry.sanitise import printable  # with numpy, which --help must not wait for
+
     text = "".join(traceback.format_exception(error)).rstrip("\n") if debug else block(error)
     # An error may quote a completion, a reward's message or a peer.
     print("\n".join(printable(line) for line in text.split("\n")), file=sys.stderr)

@@ -10,8 +10,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from headway.cli.errors import EXIT_FAILED
 from headway.checkpoint import Resumed, resume_run
+from headway.cli.errors import EXIT_FAILED
 from headway.config import RunConfig, load_recipe, open_run
 from headway.engine import Engine, start_run
 from headway.errors import ConfigError, HeadwayError

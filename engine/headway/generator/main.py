@@ -19,16 +19,19 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from headway.config import RunConfig, open_run, threads
 from headway.errors import HeadwayError, StreamError
 from headway.generator.rollout import Rollout
 from headway.generator.setup import build_engine, build_rewards, set_threads
 from headway.model import load_tokenizer, resolve_model
-from headway.stream import Endpoints, GeneratorSocket, HeartbeatThread
-from headway.telemetry import SplitClock, watch_parent
+from headway.stream import ClientSecurity, Endpoints, GeneratorSocket, HeartbeatThread, host_of
+from headway.stream.keys import DEFAULT_CLIENT
+from headway.stream.waker import Waker
+from headway.telemetry import SplitClock, log_to, watch_parent
 from headway.types import Manifest
-from headway.weights import ShmReceiver
+from headway.weights import FlatServed, StagerThread, open_stager
 from headway.wire.messages import (
     SCHEMA,
     Bye,
@@ -52,28 +55,38 @@ class GeneratorProcess:
 
     Args:
         config: the recipe; run_id: of the run; index: of the generator.
-        endpoints: the learner's.
+        endpoints: the learner's; security: keys for it, None where it demands none.
 
     Raises:
         HeadwayError: the model, the environment or the learner cannot be used.
     """
 
-    def __init__(self, config: RunConfig, run_id: str, index: int, endpoints: Endpoints) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        index: int,
+        endpoints: Endpoints,
+        security: ClientSecurity | None = None,
+    ) -> None:
         self._config = config
         self._run_id = run_id
         self._index = index
         self._endpoints = endpoints
+        self._security = security
         self._incarnation = f"g{index}-{uuid.uuid4().hex[:8]}"
         self._clock = SplitClock()
         self._turned_s = time.monotonic()
         self._beats = 0
         self._stop_reason = ""
-        self._weights: ShmReceiver | None = None
+        self._weights: StagerThread | None = None
+        self._waker = Waker()
         folder = resolve_model(config.model.path)
         self._tokenizer = load_tokenizer(folder)
         self._engine = build_engine(config, folder, self._tokenizer)
         self._rewards = build_rewards(config)
         self._rollout: Rollout | None = None
+        self._stream: GeneratorSocket | None = None
 
     def stop(self, reason: str) -> None:
         """End the loop after the current turn; from a signal handler too."""
@@ -81,31 +94,49 @@ class GeneratorProcess:
 
     def run(self) -> None:
         """Until the learner says Stop, or `stop` is called."""
+        settings = self._config.stream
         stream = GeneratorSocket.connect(
-            self._endpoints, self._hello, give_up_s=self._config.stream.startup_deadline_s
+            self._endpoints,
+            self._hello,
+            give_up_s=settings.startup_deadline_s,
+            security=self._security,
+            insecure=settings.insecure,
+            heartbeat_s=settings.heartbeat_s,
         )
+        self._stream = stream
         beat: HeartbeatThread | None = None
         try:
             stream.watch(self._rewards.fileno())
+            stream.watch(self._waker.fd)
             self._join(stream)
             beat = HeartbeatThread(
-                self._endpoints.heartbeat, self._heartbeat, self._config.stream.heartbeat_s
+                self._endpoints.heartbeat,
+                self._heartbeat,
+                settings.heartbeat_s,
+                security=self._security,
+                insecure=settings.insecure,
             )
-            self._loop(stream)
+            self._loop(stream, beat)
             if stream.connected:
                 stream.send(Bye(incarnation=self._incarnation, unsent=self._unsent()))
         finally:
             if beat is not None:
                 beat.stop()
+            if self._weights is not None:
+                self._weights.close()
             unacked = stream.close()
             self._rewards.close()
             _log.info("stopped (%s); %d messages not acknowledged", self._stop_reason, unacked)
 
-    def _loop(self, stream: GeneratorSocket) -> None:
+    def _loop(self, stream: GeneratorSocket, beat: HeartbeatThread) -> None:
         rollout = self._rollout
         assert rollout is not None
+        silence = Silence(2 * self._config.stream.heartbeat_s)
         while not self._stop_reason:
             self._receive(stream, rollout)
+            if silence.is_news(beat.silent_s) and stream.connected:
+                stream.reconnect(f"no heartbeat was answered for {beat.silent_s:.1f} s")
+            self._waker.clear()
             with self._clock("push"):
                 rollout.refresh()
             with self._clock("work"):
@@ -157,9 +188,28 @@ class GeneratorProcess:
                 f"the learner's weights have manifest {welcome.manifest_digest}, this generator's model has "
                 f"{manifest.digest}; both must load the same model folder with the same library versions"
             )
-        self._weights = ShmReceiver(welcome.weight_channel, manifest)
+        self._weights = StagerThread(
+            lambda: open_stager(
+                welcome.weight_channel,
+                self._config,
+                FlatServed(self._engine, manifest),
+                manifest,
+                self._run_id,
+                self._waker.wake,
+                security=self._security,
+                learner_host=host_of(self._endpoints.data),
+            ),
+            self._config.stream.startup_deadline_s,
+        )
         decode = self._tokenizer.decode_many
-        self._rollout = Rollout(self._incarnation, self._engine, self._rewards, self._weights, decode)
+        self._rollout = Rollout(
+            self._incarnation,
+            self._engine,
+            self._rewards,
+            self._weights,
+            decode,
+            mode=self._config.push.mode,
+        )
 
     def _handle(self, message: DataMessage, rollout: Rollout) -> None:
         match message:
@@ -186,7 +236,13 @@ class GeneratorProcess:
             host=socket.gethostname(),
             max_running=self._config.generator.max_running,
             serving=self._engine.version,
+            tickets=self._tickets(),
         )
+
+    def _tickets(self) -> list[int]:
+        """Those that the learner may count on: held, or with members on their way to it."""
+        held = set(self._rollout.tickets) if self._rollout is not None else set[int]()
+        return sorted(held | self._stream.unacked_tickets) if self._stream is not None else []
 
     def _unsent(self) -> int:
         return self._rollout.num_unsent if self._rollout is not None else 0
@@ -209,13 +265,33 @@ class GeneratorProcess:
         )
 
 
-def main(run_dir: Path, connect: str, index: int) -> int:
+class Silence:
+    """Says once per stretch of `limit_s` that the learner does not answer."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._next_s = limit_s
+
+    def is_news(self, silent_s: float) -> bool:
+        """Whether so long a silence is one that nothing was said of yet."""
+        if silent_s <= self._limit_s:
+            self._next_s = self._limit_s
+        if silent_s <= self._next_s:
+            return False
+        self._next_s = silent_s + self._limit_s
+        return True
+
+
+def main(run_dir: Path, connect: str, index: int, keys: Path | None = None) -> int:
     """Entry of `headway generator`; returns the exit status: 0 after an orderly stop, 1 on an error."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(message)s")
+    log_to()
     folder, config = open_run(run_dir)
     set_threads(threads(config, "generator", os.cpu_count() or 1), _log.info)
     try:
-        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect))
+        if keys is None and config.stream.keys:
+            keys = Path(config.stream.keys) / f"{DEFAULT_CLIENT}.key"
+        security = ClientSecurity(keys) if keys is not None else None
+        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect), security)
         _stop_on_signals(process.stop)
         watch_parent()
         process.run()
@@ -226,5 +302,12 @@ def main(run_dir: Path, connect: str, index: int) -> int:
 
 
 def _stop_on_signals(stop: Callable[[str], None]) -> None:
+    """The first signal ends the loop in order; a second Ctrl-C ends the process where it stands."""
+
+    def first(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        stop(signal.Signals(number).name)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, frame: stop(signal.Signals(received).name))
+        signal.signal(number, first)

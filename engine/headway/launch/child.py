@@ -21,6 +21,7 @@ from headway.telemetry import printable
 TAIL_LINES = 25
 Echo = Callable[[str, str], None]  # name, line
 USER_ERROR = 2  # exit status of a child whose error a restart does not mend
+_LOG_LINE = 100_000  # characters
 
 
 class Child:
@@ -146,9 +147,10 @@ class Child:
     def _keep(self, output: IO[bytes], log: IO[bytes]) -> None:
         with output, log:
             for raw in output:
-                log.write(raw)
+                text = raw.decode("utf-8", "replace").rstrip("\r\n")
+                log.write(printable(text, _LOG_LINE).encode() + b"\n")
                 log.flush()
-                line = printable(raw.decode("utf-8", "replace").rstrip("\r\n"))
+                line = printable(text)
                 self._tail.append(line)
                 if self._echo is not None:
                     self._echo(self.name, line)
