@@ -161,7 +161,9 @@ class Buffer:
 
     def held(self) -> list[Held]:
         """What is held, by ticket id."""
-        found = [Held(group.ticket, True, group.trajectories, group.failures) for group in self._finished.values()]
+        found = [
+            Held(group.ticket, True, group.trajectories, group.failures) for group in self._finished.values()
+        ]
         for assembly in self._assembling.values():
             members = (list(assembly.trajectories.values()), list(assembly.failures.values()))
             found.append(Held(assembly.ticket, False, *members))

@@ -61,7 +61,11 @@ class Engine:
             ConfigError: the recipe or an override is wrong.
             RunLocked, CheckpointError: as headway.checkpoint.resume_run.
         """
-        run = _start(recipe, sections) if resume is None else _resume(resume, recipe, sections, checkpoint, without)
+        run = (
+            _start(recipe, sections)
+            if resume is None
+            else _resume(resume, recipe, sections, checkpoint, without)
+        )
         self.config, self._folder = run.config, run.folder
         self.resumed = run.lines
         self._inbox: queue.SimpleQueue[StepRecord | LearnerStatus] = queue.SimpleQueue()

@@ -164,9 +164,7 @@ def test_stop_ends_after_the_current_step(tmp_path: Path) -> None:
 
 
 def test_close_takes_no_more_than_five_seconds_from_a_learner_that_does_not_listen(tmp_path: Path) -> None:
-    with start(
-        tmp_path, args={"learner": "waits", "deaf": True}, checkpoint={"interval": 0}
-    ) as engine:
+    with start(tmp_path, args={"learner": "waits", "deaf": True}, checkpoint={"interval": 0}) as engine:
         assert next(iter(engine)).step == 1
         began = time.monotonic()
         engine.close()

@@ -19,6 +19,7 @@ from headway.trainer import StepStats, TrainBatch
 from headway.types import PolicyVersion
 
 GOOD = StepStats(0.5, 2.0, 1e-3, False, PolicyStats.zero(), TrainBatch([], [], 4, 4, 4))
+FIRST = PolicyVersion(0, 0)
 SKIPPED = dataclasses.replace(GOOD, skipped=True, grad_norm=float("nan"))
 
 
@@ -30,7 +31,7 @@ class Parts:
         config: RunConfig,
         steps: list[StepStats],
         batches: int = 1000,
-        start: PolicyVersion = PolicyVersion(0, 0),
+        start: PolicyVersion = FIRST,
     ) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.rows: list[Any] = []
@@ -82,7 +83,13 @@ class Parts:
         self.calls.append(("published", version.step, digest))
 
     def record(
-        self, groups: Any, consumed: Any, version: PolicyVersion, stats: StepStats, push: PushStats, blocked_s: float
+        self,
+        groups: Any,
+        consumed: Any,
+        version: PolicyVersion,
+        stats: StepStats,
+        push: PushStats,
+        blocked_s: float,
     ) -> Any:
         return SimpleNamespace(
             consumed=consumed.step,

@@ -74,7 +74,11 @@ class Attempts:
         return found[-1] if found else Attempt(0)
 
     def begin(
-        self, config: RunConfig, checkpoint: str = "", start: PolicyVersion | None = None, without: Sequence[str] = ()
+        self,
+        config: RunConfig,
+        checkpoint: str = "",
+        start: PolicyVersion | None = None,
+        without: Sequence[str] = (),
     ) -> Attempt:
         """Note a new attempt, durably.
 

@@ -69,8 +69,8 @@ def resume_run(
 
     Args:
         path: of its folder. overrides: changes of the recipe.
-        checkpoint: name of the one to go on from, or its step, or INITIAL; "": the newest complete one, or, when the run has
-            not written any, the initial weights.
+        checkpoint: name of the one to go on from, or its step, or INITIAL; "": the newest complete one, or, when
+            the run has not written any, the initial weights.
         without: pieces to do without; they start anew.
 
     Raises:
@@ -117,7 +117,10 @@ def _choose(
     search = store.search(without=left_out)
     lines = [f"checkpoint {skipped} is skipped: {why}" for skipped, why in search.skipped]
     if search.newest is not None:
-        return search.newest, [*lines, f"goes on from checkpoint {search.newest.name} in {search.newest.path}"]
+        return search.newest, [
+            *lines,
+            f"goes on from checkpoint {search.newest.name} in {search.newest.path}",
+        ]
     if any(not skipped.startswith(".") for skipped, _ in search.skipped):
         advice = f"to start again from the initial weights: --checkpoint {INITIAL}"
         raise CheckpointError("\n".join([f"no checkpoint of {folder.path} is complete", *lines, advice]))
@@ -137,7 +140,9 @@ def _changed(base: RunConfig, overrides: Overrides, folder: RunFolder) -> tuple[
         if before == after or path == "run_dir":
             continue
         if path in FIXED:
-            faults.append((path, f"{before!r} cannot become {after!r}: the state of the run is that of the first"))
+            faults.append(
+                (path, f"{before!r} cannot become {after!r}: the state of the run is that of the first")
+            )
         lines.append(f"{path}: {before!r} -> {after!r}")
     if faults:
         raise ConfigError(faults)

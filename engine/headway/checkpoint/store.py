@@ -179,7 +179,9 @@ class CheckpointStore:
         for known in names:
             if name in (known, known.partition(".")[2]):
                 return known
-        raise CheckpointError(f"no checkpoint {name} in {self.folder}; there are: {', '.join(names) or 'none'}")
+        raise CheckpointError(
+            f"no checkpoint {name} in {self.folder}; there are: {', '.join(names) or 'none'}"
+        )
 
     def search(self, verify: bool = True, without: frozenset[str] = frozenset()) -> Search:
         """The newest complete checkpoint, and why newer folders are not one.
@@ -214,8 +216,9 @@ class CheckpointStore:
             marker = msgspec.json.decode((path / MARKER).read_bytes(), type=Marker)
         except FileNotFoundError:
             there = ", ".join(self.names()) or "none"
-            what = "its marker is missing: it was not finished" if path.is_dir() else f"no such checkpoint; there are: {there}"
-            raise CheckpointError(f"{path}: {what}") from None
+            if path.is_dir():
+                raise CheckpointError(f"{path}: its marker is missing: it was not finished") from None
+            raise CheckpointError(f"{path}: no such checkpoint; there are: {there}") from None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: its marker cannot be read: {error}") from None
         if marker.format != FORMAT:
@@ -285,4 +288,6 @@ def _check_file(path: Path, entry: FileEntry, verify: bool) -> None:
         while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
     if digest.hexdigest() != entry.digest:
-        raise CheckpointError(f"{path} is damaged: its digest is {digest.hexdigest()}, {entry.digest} was written")
+        raise CheckpointError(
+            f"{path} is damaged: its digest is {digest.hexdigest()}, {entry.digest} was written"
+        )

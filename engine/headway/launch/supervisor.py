@@ -248,7 +248,9 @@ class Supervisor:
             )
 
     def _advice(self) -> str:
-        return f"to go on from the last checkpoint: headway run --resume {shlex.quote(str(self._folder.path))}"
+        return (
+            f"to go on from the last checkpoint: headway run --resume {shlex.quote(str(self._folder.path))}"
+        )
 
     def _is_ending(self) -> bool:
         done = self._tally.last is not None and self._tally.last.step >= self._config.steps

@@ -50,7 +50,9 @@ class _DeskCopy:
     held: list[Held]
 
     def encode(self) -> bytes:
-        return msgspec.msgpack.encode(DeskPiece(self.gate, self.desk, [pack_held(held) for held in self.held]))
+        return msgspec.msgpack.encode(
+            DeskPiece(self.gate, self.desk, [pack_held(held) for held in self.held])
+        )
 
 
 class Checkpoints:
@@ -58,7 +60,8 @@ class Checkpoints:
 
     Args:
         folder, config, attempt: of the run.
-        parts, desk, settings, recorder: whose state it is. lock: held to look at the desk. note: told what people should know.
+        parts, desk, settings, recorder: whose state it is. lock: held to look at the desk.
+        note: told what people should know.
     """
 
     def __init__(
@@ -118,9 +121,7 @@ class Checkpoints:
             journal = self._chronicle.journal
             position = "" if journal is None else str(journal.end)
             copy = _DeskCopy(gate.state(), self._desk.state(), self._desk.buffer.held())
-            cursor = CursorPiece(
-                self._parts.prompts.state(), ledger.frontier, ledger.ended_beyond_frontier()
-            )
+            cursor = CursorPiece(self._parts.prompts.state(), ledger.frontier, ledger.ended_beyond_frontier())
         rows = list(self._rows)
         self._num_rows = len(rows)
         progress = Progress(
@@ -153,7 +154,9 @@ class Checkpoints:
             self._chronicle.needed = Position.parse(oldest.marker.journal)
 
 
-def open_state(folder: RunFolder, config: RunConfig, attempt: Attempt, parts: LearnerParts) -> LearnerState | None:
+def open_state(
+    folder: RunFolder, config: RunConfig, attempt: Attempt, parts: LearnerParts
+) -> LearnerState | None:
     """The state that an attempt starts from; None for the initial weights.
 
     Raises:

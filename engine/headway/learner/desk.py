@@ -97,6 +97,7 @@ class Desk:
         self._deadlines: dict[int, tuple[float, bytes]] = {}
         self._versions = Versions()
         self._round_start = 0
+        self._quiet_since_s: float | None = None  # a resumed run that has not granted anything yet
         self._notices = self._grants = 0
         self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
         self.arrivals = Arrivals(self.buffer, self._judge, self._failures)
@@ -120,13 +121,14 @@ class Desk:
         )
 
     def restore(self, state: DeskState) -> None:
-        """Go on from there; the time between does not count as elapsed."""
+        """Go on from there; time without tickets, until the first goes out again, does not count as elapsed."""
         self.arrivals.num_sampled = state.num_received
         self.arrivals.receipts.restore(state.receipts)
         self._flat_rewards = list(state.flat_rewards)
         self._judge.restore(state.num_replaced, state.kept)
         self._round_start = state.round_start
         self.first_ticket_s = None if state.elapsed_s is None else self._clock() - state.elapsed_s
+        self._quiet_since_s = None if state.elapsed_s is None else self._clock()
 
     # Generators -----------------------------------------------------------------------------------------------
 
@@ -290,6 +292,9 @@ class Desk:
                 grants.setdefault(peer.address, []).append(ticket)
         if grants and self.first_ticket_s is None:
             self.first_ticket_s = now
+        elif grants and self.first_ticket_s is not None and self._quiet_since_s is not None:
+            self.first_ticket_s += now - self._quiet_since_s
+            self._quiet_since_s = None
         for address, tickets in grants.items():
             self._grants += 1
             self.outbox.append((address, Grant(seq=self._grants, tickets=tickets)))
@@ -354,6 +359,8 @@ class Desk:
         """The groups ended in the optimizer step that made `version` (the old one if it was skipped)."""
         masked = {group.ticket_id: (0, group.num_masked) for group in groups if group.num_masked}
         ticket_ids = [group.ticket_id for group in groups]
+        if self._quiet_since_s is not None:
+            self._quiet_since_s = self._clock()
         self.chronicle.trained(version, ticket_ids, skipped=version == self.gate.version)
         self.gate.trained(ticket_ids, version, masked)
         self._judge.step_done()

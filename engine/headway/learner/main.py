@@ -21,8 +21,8 @@ from headway.journal import Journal
 from headway.learner.checkpoints import Checkpoints, open_state
 from headway.learner.desk import Desk
 from headway.learner.intake import Intake
-from headway.learner.live import LiveSettings, Settings
 from headway.learner.listening import open_stream
+from headway.learner.live import LiveSettings, Settings
 from headway.learner.loop import LearnerLoop
 from headway.learner.machine import Machine
 from headway.learner.peers import NO_TIME
@@ -79,9 +79,7 @@ class LearnerProcess:
                 self._note(f"resumed at version {attempt.version}: {found}")
             desk.chronicle.journal = journal
             desk.chronicle.opened(self._folder.run_id, attempt.version)
-            channel = stack.enter_context(
-                contextlib.closing(self._open_channel(parts))
-            )
+            channel = stack.enter_context(contextlib.closing(self._open_channel(parts)))
             return self._run(attempt, parts, state, desk, channel, stack)
 
     def _run(
@@ -140,7 +138,9 @@ class LearnerProcess:
         except HeadwayError as error:
             saved, cause = False, f"{cause}; {error}" if cause else str(error)
         if stopped and saved:
-            self._note(f"checkpoint {version} is written; headway run --resume {self._folder.path} goes on from it")
+            self._note(
+                f"checkpoint {version} is written; headway run --resume {self._folder.path} goes on from it"
+            )
         if self._config.save:
             save_policy(parts.policy, parts.folder, self._folder.policy)
         return cause

@@ -71,7 +71,9 @@ def resume_desk(
         desk.restore(state.desk.desk)
         desk.buffer.restore(state.desk.unpack())
     round_start = state.desk.desk.round_start if state is not None and state.desk is not None else 0
-    recovery = Recovery(config, desk.buffer, parts.prompts, parts.tickets, desk.arrivals.receipts, round_start)
+    recovery = Recovery(
+        config, desk.buffer, parts.prompts, parts.tickets, desk.arrivals.receipts, round_start
+    )
     return recovery.run(_entries(folder, config, attempt))
 
 

@@ -209,7 +209,10 @@ def tensor_pieces(state: FlatState, manifest: Manifest) -> Pieces:
         }
         for piece, flats in arrays.items()
     }
-    return {FILES[piece]: lambda arrays=arrays: pieces(arrays, {"format": "pt"}) for piece, arrays in named.items()}
+    return {
+        FILES[piece]: lambda arrays=arrays: pieces(arrays, {"format": "pt"})
+        for piece, arrays in named.items()
+    }
 
 
 def pack_held(held: Held) -> HeldState:
@@ -223,7 +226,9 @@ def _unpack(held: HeldState) -> Held:
     try:
         message = decode(held.frames, limits=_LIMITS)
     except WireError as error:
-        raise CheckpointError(f"the buffer's ticket {held.ticket.ticket_id} cannot be read: {error}") from None
+        raise CheckpointError(
+            f"the buffer's ticket {held.ticket.ticket_id} cannot be read: {error}"
+        ) from None
     assert isinstance(message, Trajectories)
     return Held(held.ticket, held.finished, message.trajectories, held.failures)
 
@@ -274,7 +279,10 @@ def _read_tensors(checkpoint: Checkpoint, manifest: Manifest, *, with_moments: b
     state = FlatState.empty(manifest.num_elements)
     parts = [(Piece.MODEL, "", state.master)]
     if with_moments:
-        parts += [(Piece.OPTIMIZER, "exp_avg.", state.exp_avg), (Piece.OPTIMIZER, "exp_avg_sq.", state.exp_avg_sq)]
+        parts += [
+            (Piece.OPTIMIZER, "exp_avg.", state.exp_avg),
+            (Piece.OPTIMIZER, "exp_avg_sq.", state.exp_avg_sq),
+        ]
     for piece, prefix, flat in parts:
         path = checkpoint.path / FILES[piece]
         arrays = load(path)
