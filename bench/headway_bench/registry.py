@@ -19,6 +19,9 @@ class Bench:
 
 
 BENCHES: dict[str, Bench] = {
+    "chaos": Bench(
+        "headway_bench.chaos.bench", "whole runs under random faults, and whether every guarantee held"
+    ),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }
 
