@@ -320,9 +320,13 @@ class StoreReceiver:
         """Read the pointer, and the markers when it has moved."""
         self._blobs.refresh()
         pointer = unseal_pointer(self._blobs.read(POINTER, MAX_MARKER_BYTES))
-        if pointer is None or (self._pointer is not None and pointer <= self._pointer):
+        if pointer is not None and self._pointer is not None and pointer <= self._pointer:
             return  # a mount may show the past
         markers = load_markers(self._blobs, self._markers)
+        if pointer is None:  # none yet, or torn by a crash: the newest marker names what is whole
+            pointer = max((marker.version for marker in markers.values()), default=None)
+        if pointer is None or (self._pointer is not None and pointer <= self._pointer):
+            return
         for marker in markers.values():
             for what, theirs, ours in (
                 ("run", marker.run_id, self._run_id),

@@ -310,7 +310,7 @@ class TcpReceiver(Node):
 
     def _take_offer(self, offer: Offer) -> None:
         with self.changed:
-            self._news += self._offer is None or self._offer.headers != offer.headers
+            self._news += offer.headers != ([] if self._offer is None else self._offer.headers)
             self._offer = offer
             self.changed.notify_all()
         if self._relay is not None:
