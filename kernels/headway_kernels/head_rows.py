@@ -26,6 +26,8 @@ ACCELERATOR_BLOCK_BYTES = 16 << 20
 # come near are rounded up to be mapped; pages that are not touched cost nothing.
 HEAP_LIMIT = 33 << 20
 HEAP_SAFE = 8 << 20
+# Of the vocabulary, in one product over it: its sums in fp32 stay short, and it is long enough for full speed.
+COLUMNS_AT_ONCE = 4096
 # Finite stand-in for -inf minus the row's maximum: its exponential is 0 and 0 times it is not NaN.
 LOWEST = -1e4
 
@@ -210,7 +212,8 @@ class LogitChunk:
         gradient_AV = self._logits[:num_live]
         x_AH = held.x if whole else held.x[rows]
         factor = held.factor if whole else held.factor[rows]
-        x_grad_AH = torch.mm(gradient_AV, self._head.weight).mul_(factor[:, None])
+        x_grad_AH = self._product_with_weight(gradient_AV)
+        x_grad_AH.mul_(factor[:, None])
         if whole:
             out.x[held.start : held.start + num_live].copy_(x_grad_AH)
         else:
@@ -219,6 +222,19 @@ class LogitChunk:
             out.weight.addmm_(gradient_AV.t(), x_AH)
         if out.bias is not None:
             out.bias.addmv_(gradient_AV.t(), factor)
+
+    def _product_with_weight(self, gradient_AV: Tensor) -> Tensor:
+        """gradient weight, a long vocabulary in parts.
+
+        Tens of thousands of small terms that are added one by one to a sum near 1 lose their last digits.
+        """
+        weight = self._head.weight
+        product_AH = torch.mm(gradient_AV[:, :COLUMNS_AT_ONCE], weight[:COLUMNS_AT_ONCE])
+        for low in range(COLUMNS_AT_ONCE, weight.shape[0], COLUMNS_AT_ONCE):
+            high = low + COLUMNS_AT_ONCE
+            # Not addmm_: a product may begin its sums with what it adds to.
+            product_AH += torch.mm(gradient_AV[:, low:high], weight[low:high])
+        return product_AH
 
     def _shape_logits(
         self, block_BV: Tensor, low: int, high: int, factor: Tensor, inv_temperature: Tensor

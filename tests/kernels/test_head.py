@@ -118,9 +118,27 @@ def test_every_size_of_the_grid(V: int) -> None:
         if T * H * V > 17 * 65 * 151936:
             continue  # the fp64 oracle alone would take a minute; the sizes are covered one by one
         problem = make_problem(T=T, V=V, H=H, head="mixed", mask="some" if T > 1 else "none")
+        problem.x /= math.sqrt(H)  # logits of one size: what is tested is the indexing, at fp32's accuracy
         problem.target[0], problem.target[-1] = V - 1, 0
         problem.behaviour = oracle_rows(problem)[0].detach().float() + 0.1
-        check(problem, {"name": "cispo", "cap": 0.95}, rel=3e-5, chunk_rows=5)
+        check(problem, {"name": "cispo", "cap": 0.95}, rel=1e-5, chunk_rows=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("peak", [1.0, 30.0, 300.0])
+def test_scores_are_exact_to_fp32_however_peaked(dtype: torch.dtype, peak: float) -> None:
+    """A8: within 1e-5 max(1, |z|max) of fp64 over the same inputs, entropy too."""
+    problem = make_problem(T=17, V=1025, H=64, head="mixed")
+    problem.x = (problem.x * peak / 8).to(dtype)
+    problem.weight = problem.weight.to(dtype)
+    logits = problem.x.double() @ problem.weight.double().T * problem.inv_temperature.double()[:, None]
+    problem.target[::2] = logits.argmax(1)[::2]
+    logp, entropy = (tensor.detach() for tensor in oracle_rows(problem))
+    bound = 1e-5 * max(1.0, float(logits.abs().max()))
+    out = head_logp(problem.x, problem.weight, problem.target, inv_temperature=problem.inv_temperature)
+    assert float((out.logp.double() - logp).abs().max()) <= bound
+    assert float((out.entropy.double() - entropy).abs().max()) <= bound
+    assert float((out.logsumexp.double() - torch.logsumexp(logits, 1)).abs().max()) <= bound
 
 
 def test_a_row_s_scores_are_the_same_alone_and_in_any_batch() -> None:

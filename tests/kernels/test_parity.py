@@ -12,7 +12,7 @@ from typing import Any
 import policy_oracle as oracle
 import pytest
 import torch
-from head_oracle import HEADS, MASKS, check, make_problem
+from head_oracle import HEADS, MASKS, check, make_problem, oracle_rows
 from policy_oracle import CORRECTED, OBJECTIVES, label
 
 from headway_kernels import registry
@@ -103,3 +103,16 @@ def test_policy_loss_is_right_or_refused(backend: str) -> None:
         for name in SUMS:
             assert out.stats.total(name) == pytest.approx(expected[name], rel=1e-5, abs=1e-5), name
     assert computed > 0, "it refuses every call"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize(("T", "V", "H"), [(3, 65537, 8), (17, 65537, 8), (3, 151936, 65)])
+def test_gradients_over_a_real_vocabulary_keep_their_digits(backend: str, T: int, V: int, H: int) -> None:
+    """1e-5 of fp64: a sum over V that runs through one fp32 accumulator is off by several times that."""
+    if backend not in backends("head_loss_step"):
+        pytest.skip(f"{backend}: {registry.available('head_loss_step')[backend]}")
+    problem = make_problem(T=T, V=V, H=H, head="mixed", mask="some")
+    problem.x /= H**0.5
+    problem.behaviour = oracle_rows(problem)[0].detach().float() + 0.1
+    check(problem, {"name": "cispo", "cap": 0.95}, 1e-5, 5, backend)
