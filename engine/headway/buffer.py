@@ -203,6 +203,11 @@ class Buffer:
         assembly = self._assembling.get(ticket_id)
         return None if assembly is None else assembly.ticket
 
+    def members_of(self, ticket_id: int) -> list[int]:
+        """Members of an unfinished group that have come, or failed."""
+        assembly = self._assembling[ticket_id]
+        return sorted([*assembly.trajectories, *assembly.failures])
+
     def issued(self, ticket: Ticket, generator: str) -> None:
         """A ticket went out to this generator (its incarnation)."""
         self.gate.issued(ticket, generator)

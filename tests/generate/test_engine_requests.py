@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -172,3 +173,20 @@ def test_any_schedule_ends_every_member_once_and_frees_the_pool(
         assert [end for _, end in edges[:-1]] == [start for start, _ in edges[1:]]
         assert edges[-1][1] - edges[0][0] == len(member.token_ids) == len(member.logprobs)
         assert np.isfinite(member.logprobs).all()
+
+
+def test_members_that_are_held_elsewhere_are_not_sampled_and_the_others_draw_as_ever(
+    versions: Any, request_of: RequestOf, finish: Finish
+) -> None:
+    whole, engine = versions.engine(), versions.engine()
+    request = request_of(1, prompt=5, members=4, budget=6)
+    whole.add(request)
+    everything = finish(whole)
+    free = num_free(engine)
+    engine.add(dataclasses.replace(request, held=frozenset({0, 2})))
+    assert engine.num_waiting == 2
+    some = finish(engine)
+    assert sorted(some) == [(1, 1), (1, 3)]
+    for key, member in some.items():
+        np.testing.assert_array_equal(member.token_ids, everything[key].token_ids)
+    assert num_free(engine) == free

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -97,6 +98,14 @@ def test_a_ticket_waits_for_the_version_it_was_admitted_with(bench: Bench) -> No
     trajectories = [t for message in bench.until_idle() for t in message.trajectories]
     assert len(trajectories) == 4
     assert {t.oldest for t in trajectories} == {PolicyVersion(0, 1)}
+
+
+def test_members_that_the_learner_has_are_not_sampled_again(bench: Bench) -> None:
+    bench.weights.publish(PolicyVersion(0, 0))
+    bench.rollout.grant([msgspec.structs.replace(bench.ticket(0), held=[1, 2])])
+    members = [t.member for message in bench.until_idle() for t in message.trajectories]
+    assert sorted(members) == [0, 3]
+    assert bench.rollout.num_tickets == 0
 
 
 def test_nothing_is_sampled_before_the_first_weights(bench: Bench) -> None:

@@ -125,14 +125,14 @@ class TorchEngine:
             max_running=self.max_running,
         )
         self._waiting.append(request)
-        self._num_waiting += request.num_members
+        self._num_waiting += len(request.members)
 
     def abort(self, request_id: int) -> int:
         """Forget a group; returns the sampled tokens that die with it."""
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
-                self._num_waiting -= request.num_members
+                self._num_waiting -= len(request.members)
                 return 0
         group = self._groups.get(request_id)
         if group is None:
@@ -196,18 +196,18 @@ class TorchEngine:
     def _admit(self) -> None:
         while self._waiting and not self._held:
             request = self._waiting[0]
-            if self._batch.size + request.num_members > self.max_running:
+            if self._batch.size + len(request.members) > self.max_running:
                 return
             starts = self._take_regions(request)
             if starts is None:
                 return
             self._waiting.popleft()
-            self._num_waiting -= request.num_members
+            self._num_waiting -= len(request.members)
             self._start(request, starts)
 
     def _take_regions(self, request: GroupRequest) -> list[int] | None:
         """Starts of the prompt's region and of each member's; None, with nothing taken, if one does not fit."""
-        sizes = [len(request.prompt_ids)] + [request.sampling.max_new_tokens] * request.num_members
+        sizes = [len(request.prompt_ids)] + [request.sampling.max_new_tokens] * len(request.members)
         if sum(sizes) > self._regions.num_free:
             return None
         starts: list[int] = []
@@ -223,10 +223,10 @@ class TorchEngine:
     def _start(self, request: GroupRequest, starts: list[int]) -> None:
         stop_row = self._stops.row(request.sampling)
         group = RunningGroup(request, starts[0], self._clock(), stop_row)
-        group.open_members.update(range(request.num_members))
+        group.open_members.update(request.members)
         self._groups[request.request_id] = group
         self._prefilling.add(group)
-        members = np.arange(request.num_members)
+        members = np.array(request.members)
         temperature = request.sampling.temperature
         self._batch.append(
             {

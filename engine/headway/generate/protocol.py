@@ -20,7 +20,7 @@ class GroupRequest:
 
     Attributes:
         request_id: the ticket's id; prompt_ids: never empty.
-        num_members, sampling, seed: as in headway.types.Ticket.
+        num_members, sampling, seed, held: as in headway.types.Ticket.
     """
 
     request_id: int
@@ -28,6 +28,12 @@ class GroupRequest:
     num_members: int
     sampling: Sampling
     seed: int
+    held: frozenset[int] = frozenset()
+
+    @property
+    def members(self) -> list[int]:
+        """Those to sample."""
+        return [member for member in range(self.num_members) if member not in self.held]
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,11 @@ def check_servable(
             DropReason.PROMPT_TOO_LONG,
             f"{name}: {length} prompt tokens + {budget} new ones exceed the context of {context_length}",
         )
-    if length + budget * request.num_members > pool_tokens or request.num_members > max_running:
+    num_members = len(request.members)
+    if length + budget * num_members > pool_tokens or num_members > max_running:
         raise Unservable(
             DropReason.PROMPT_TOO_LONG,
-            f"{name}: a group of {request.num_members} x {budget} + {length} tokens exceeds the pool of "
+            f"{name}: a group of {num_members} x {budget} + {length} tokens exceeds the pool of "
             f"{pool_tokens} tokens, {max_running} sequences; raise generator.kv_tokens or generator.max_running",
         )
     if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab_size:

@@ -149,7 +149,7 @@ class Rollout:
         tickets = [ticket for ticket in tickets if ticket.ticket_id not in self._held]
         for ticket in tickets:
             digest = prompt_digest(ticket.prompt_ids)
-            members = set(range(ticket.num_members))
+            members = set(range(ticket.num_members)) - {*ticket.held}
             self._held[ticket.ticket_id] = _Held(ticket, digest, now + ticket.deadline_s, members)
         self._waiting.extend(tickets)
 
@@ -239,7 +239,12 @@ class Rollout:
         self._waiting = [ticket for ticket in self._waiting if version is None or ticket.admitted > version]
         for ticket in ready:
             request = GroupRequest(
-                ticket.ticket_id, ticket.prompt_ids, ticket.num_members, ticket.sampling, ticket.seed
+                ticket.ticket_id,
+                ticket.prompt_ids,
+                ticket.num_members,
+                ticket.sampling,
+                ticket.seed,
+                frozenset(ticket.held),
             )
             try:
                 self.engine.add(request)

@@ -320,7 +320,8 @@ class Desk:
         if taken_back:
             before = self.buffer.ticket(taken_back[0])
             assert before is not None
-            ticket = msgspec.structs.replace(before, admitted=peer.acked)
+            held = self.buffer.members_of(before.ticket_id)
+            ticket = msgspec.structs.replace(before, admitted=peer.acked, held=held)
             self.buffer.reissued(ticket, peer.incarnation)
         else:
             prompt = self._prompts.next()

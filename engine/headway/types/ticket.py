@@ -41,6 +41,7 @@ class Ticket(msgspec.Struct, frozen=True):
         seed: 63-bit; member m samples with a stream derived from (seed, m).
         admitted: the version that the generator had acked when the ticket was granted.
         deadline_s: seconds from receipt after which the generator must give the group up.
+        held: members that the learner has already; they are not sampled again (the ticket outlived a generator).
     """
 
     ticket_id: int
@@ -51,3 +52,4 @@ class Ticket(msgspec.Struct, frozen=True):
     seed: int
     admitted: PolicyVersion
     deadline_s: float
+    held: list[int] = []
