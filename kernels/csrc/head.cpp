@@ -25,9 +25,16 @@ constexpr int64_t INPUT_DEPTH = 256;         // columns of the vocabulary that d
 constexpr int64_t INPUT_ROWS = 280;          // rows of a task of dL/dx: the more, the less often the weight is read
 constexpr int64_t INPUT_COLUMNS = 64;        // of a task of dL/dx, at least
 
+constexpr int64_t AHEAD = 4;                  // rows of logits that are asked for before they are read
+
 int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 int64_t round_up(int64_t x, int64_t y) { return divide_up(x, y) * y; }
 int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
+// Asks for the lines of a stretch of memory that is too short for the processor to foresee.
+void prefetch(const float* p, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(p + i, 1);
+}
 
 // Softmax sums over some columns: what RowSums holds, in fp64 and relative to `top`.
 struct Partial {
@@ -184,29 +191,36 @@ struct Gradient {
 
     // dL/dlogits of some columns, over the logits; and their part of dL/dweight and dL/dbias.
     void columns(int64_t begin, int64_t width, const float* x_panels, float* weight_grad, float* bias_grad) const {
-        const int64_t panel = kernels.rows, num_panels = divide_up(width, panel), hidden = head.hidden;
-        // One panel's rows are written in whole vectors, which reach into the next row's place.
-        float* packed = thread_scratch(num_panels * (GRADIENT_DEPTH * panel + 16) + num_panels * panel + 16);
-        float* row = packed + num_panels * (GRADIENT_DEPTH * panel + 16);
-        std::memset(row, 0, sizeof(float) * static_cast<size_t>(num_panels * panel));
+        const int64_t num_panels = divide_up(width, kernels.rows), panel_floats = GRADIENT_DEPTH * kernels.rows;
+        float* packed = thread_scratch(num_panels * (panel_floats + kernels.rows));
+        float* row = packed + num_panels * panel_floats;
+        std::memset(row, 0, sizeof(float) * static_cast<size_t>(num_panels * kernels.rows));
         for (int64_t from = 0; from < num_live; from += GRADIENT_DEPTH) {
             const int64_t depth = smaller(GRADIENT_DEPTH, num_live - from);
             for (int64_t k = 0; k < depth; k++) {
+                if (from + k + AHEAD < num_live) prefetch(logits(live[from + k + AHEAD]) + begin, width);
                 differentiate(from + k, begin, width, row);
                 std::memcpy(logits(from + k) + begin, row, sizeof(float) * static_cast<size_t>(width));
                 if (bias_grad) kernels.add(row, width, bias_grad + begin);
-                for (int64_t p = 0; p < num_panels; p++)
-                    std::memcpy(packed + p * (GRADIENT_DEPTH * panel + 16) + k * panel, row + p * panel,
-                                sizeof(float) * static_cast<size_t>(panel));
+                kernels.spread(row, num_panels, panel_floats, packed + k * kernels.rows);
             }
-            if (!weight_grad) continue;
-            const float* b = x_panels + from * round_up(hidden, kernels.columns);
-            for (int64_t j = 0; j < hidden; j += kernels.columns, b += depth * kernels.columns)
-                for (int64_t p = 0; p < num_panels; p++)
-                    kernels.multiply(true, smaller(panel, width - p * panel), depth,
-                                     packed + p * (GRADIENT_DEPTH * panel + 16), 0, b,
-                                     smaller(kernels.columns, hidden - j),
-                                     weight_grad + (begin + p * panel) * hidden + j, hidden, true);
+            const float* panels = x_panels + from * round_up(head.hidden, kernels.columns);
+            if (weight_grad) weights(begin, width, depth, packed, panels, weight_grad);
+        }
+    }
+
+    // Adds packed dL/dlogits of `depth` rows, transposed, times those rows of x to dL/dweight.
+    void weights(int64_t begin, int64_t width, int64_t depth, const float* packed, const float* x_panels,
+                 float* weight_grad) const {
+        const int64_t panel = kernels.rows, num_panels = divide_up(width, panel), hidden = head.hidden;
+        for (int64_t j = 0; j < hidden; j += kernels.columns) {
+            const int64_t part = smaller(kernels.columns, hidden - j);
+            for (int64_t p = 0; p < num_panels; p++) {
+                float* c = weight_grad + (begin + p * panel) * hidden + j;
+                for (int64_t i = panel; i < smaller(2 * panel, width - p * panel); i++) prefetch(c + i * hidden, part);
+                kernels.multiply(true, smaller(panel, width - p * panel), depth, packed + p * GRADIENT_DEPTH * panel, 0,
+                                 x_panels + j * depth, part, c, hidden, true);
+            }
         }
     }
 
@@ -218,9 +232,12 @@ struct Gradient {
             const int64_t depth = smaller(INPUT_DEPTH, head.vocabulary - v);
             kernels.pack_plain(head.dtype, weight_row(head, v) + low * value_bytes(head.dtype), hidden, high - low,
                                depth, tile);
-            for (int64_t k = first; k < last; k += kernels.rows)
+            for (int64_t k = first; k < last; k += kernels.rows) {
+                for (int64_t i = k + kernels.rows; i < smaller(k + 2 * kernels.rows, last); i++)
+                    prefetch(logits(i) + v, depth);
                 kernels.multiply(false, smaller(kernels.rows, last - k), depth, logits(k) + v, stride, tile, high - low,
                                  x_grad + k * hidden + low, hidden, v > 0);
+            }
         }
     }
 };
@@ -278,7 +295,8 @@ void headway_head_gradient(const HeadwayHead* head, const HeadwayRows* rows, con
     });
     const int64_t row_tasks = divide_up(num_live, INPUT_ROWS);
     int64_t column_tasks = 1;  // more where there are too few tasks for the threads; no result depends on it
-    while (row_tasks * column_tasks < 2 * num_threads && hidden / (2 * column_tasks) >= INPUT_COLUMNS) column_tasks *= 2;
+    while (row_tasks * column_tasks < 2 * num_threads && hidden / (2 * column_tasks) >= INPUT_COLUMNS)
+        column_tasks *= 2;
     const int64_t part = round_up(divide_up(hidden, column_tasks), kernels.columns);
     const int64_t parts = divide_up(hidden, part);
     parallel_for(row_tasks * parts, num_threads, [&](int64_t task) {

@@ -43,12 +43,14 @@ struct HeadKernels {
     void (*multiply)(bool packed, int64_t count, int64_t size, const float* a, int64_t stride, const float* b,
                      int64_t width, float* c, int64_t c_stride, bool accumulate);
     // Turns `count` products in place into logits, padded with -inf to whole vectors; stores what the gradient needs
-    // (logits, or their values before a softcap) to `keep` if it is given. The sums leave out column `target` (-1: none),
-    // whose logit goes to `picked`: so 1 - p(target) comes without cancellation.
+    // (logits, or their values before a softcap) to `keep` if it is given. The sums leave out column `target` (-1:
+    // none), whose logit goes to `picked`: so 1 - p(target) comes without cancellation.
     RowSums (*score)(float* products, int64_t count, const float* bias, const LogitChain& chain, float* keep,
                      int64_t target, float* picked);
     // out[i] = dL/d(product) of what score() kept; out may be `kept`.
     void (*differentiate)(const float* kept, int64_t count, const LogitChain& chain, const RowSlope& slope, float* out);
+    // Panel p of A gets the next `rows` of the row's values: out[p panel_floats + i] = row[p rows + i].
+    void (*spread)(const float* row, int64_t num_panels, int64_t panel_floats, float* out);
     // sums[i] += values[i]
     void (*add)(const float* values, int64_t count, float* sums);
 };

@@ -1,4 +1,5 @@
-// The C interface of libheadway_kernels_cpu: what kernels/headway_kernels/{native,attention,sampling,delta_native}.py call.
+// The C interface of libheadway_kernels_cpu: what native.py and the modules of kernels/headway_kernels that use it
+// call.
 //
 // Plain pointers, sizes and strides; no torch. Strides count elements, never bytes. The caller owns every buffer and
 // has validated every index: nothing here checks bounds. Functions are thread-safe; num_threads <= 1 starts no thread.
