@@ -10,7 +10,7 @@ import pytest
 
 from headway.errors import TrainingStopped, WeightError
 from headway.types import DropReason, FinishReason, MemberFailure, PolicyVersion, Ticket, Trajectory
-from headway.wire.messages import Bye, Cancel, Received, Refused, VersionNotice, Welcome
+from headway.wire.messages import Bye, Cancel, Grant, Received, Refused, VersionNotice, Welcome
 
 MakeOffice = Callable[..., Any]
 MakeTrajectory = Callable[..., Trajectory]
@@ -595,3 +595,48 @@ def test_closing_ends_everything_as_shutdown(office: MakeOffice) -> None:
     counts = place.check()
     assert (counts["in_flight"], counts["buffered"]) == (0, 0)
     assert counts[f"dropped.{DropReason.SHUTDOWN}"] == len(tickets)
+
+
+def test_a_ticket_whose_grant_was_lost_is_granted_again_and_no_other(office: MakeOffice) -> None:
+    place = office()
+    generator = place.generator().join()
+    place.tick()
+    held = generator.granted()
+    generator.finish(held[0])
+    generator.heard(Grant)
+    lost = held[-1]
+    generator.hello(tickets=[ticket.ticket_id for ticket in held[:-1]])
+    (again,) = generator.heard(Grant)
+    assert again.tickets == [lost]
+    generator.hello(tickets=[ticket.ticket_id for ticket in held])
+    assert generator.heard(Grant) == []
+    generator.finish(lost)
+    generator.hello(
+        tickets=[ticket.ticket_id for ticket in held[1:-1]]
+    )  # those that ended are no longer expected
+    assert generator.heard(Grant) == []
+    place.check()
+
+
+def test_a_trajectory_whose_id_is_not_its_place_is_invalid(office: MakeOffice, make_trajectory: Any) -> None:
+    place = office()
+    generator = place.generator().join()
+    place.tick()
+    ticket = generator.granted()[0]
+    generator.send([make_trajectory(ticket, 0, incarnation="somebody")])
+    assert place.desk.invalid == {"trajectory_id": 1}
+
+
+def test_a_message_out_of_all_order_is_acknowledged_and_not_taken(
+    office: MakeOffice, make_trajectory: Any
+) -> None:
+    place = office()
+    generator = place.generator().join()
+    place.tick()
+    ticket = generator.granted()[0]
+    member = make_trajectory(ticket, 0, incarnation=generator.incarnation)
+    for seq in (0, 10**9):
+        generator.send([member], seq=seq)
+    assert place.desk.invalid == {"seq": 2}
+    generator.send([member])
+    assert place.desk.gate.counts().trajectories["received"] == 1

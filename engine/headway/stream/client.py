@@ -14,18 +14,15 @@ from collections.abc import Callable
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from headway.errors import DeadlineExceeded, StreamError, WireError
 from headway.stream.endpoint import Endpoints, check_connect
+from headway.stream.link import Link
 from headway.stream.owned import Owned
 from headway.stream.security import ClientSecurity
 from headway.stream.transport import (
-    SEND_UNBOUNDED,
     Context,
-    Socket,
     milliseconds,
-    open_socket,
     receive_frames,
     send_frames,
 )
@@ -100,38 +97,28 @@ class GeneratorSocket(Owned):
         self._others: list[list[Frame]] = []
         self._last_ack: list[Frame] | None = None
         self._heartbeat_s = heartbeat_s
+        self._security = security
         self._context: Context = zmq.Context()
         self._waker = Waker()
         try:
-            self._socket = self._open(hello().incarnation, security)
-            self._monitor: Socket = self._socket.get_monitor_socket(
-                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            )
-            self._socket.connect(endpoint)
+            self._link = self._open()
         except BaseException:
             self._waker.close()
             self._context.destroy(linger=0)
             raise
         self._poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._waker.fd):
+        for source in (self._link.socket, self._link.monitor, self._waker.fd):
             self._poller.register(source, zmq.POLLIN)
 
-    def _open(self, incarnation: str, security: ClientSecurity | None) -> Socket:
-        socket = open_socket(
+    def _open(self) -> Link:
+        return Link(
             self._context,
-            zmq.DEALER,
-            send_mark=SEND_UNBOUNDED,
+            self.endpoint,
+            self._hello().incarnation.encode(),
             limits=self._limits,
+            security=self._security,
             heartbeat_s=self._heartbeat_s,
         )
-        if security is not None:
-            security.protect(socket)
-        socket.routing_id = incarnation.encode()
-        # Only a live connection takes messages: what is not sent stays here, where it is counted.
-        socket.immediate = True
-        socket.reconnect_ivl = 50
-        socket.reconnect_ivl_max = 1000
-        return socket
 
     @classmethod
     def connect(
@@ -194,9 +181,9 @@ class GeneratorSocket(Owned):
         if isinstance(message, WeightAck):
             # Whatever became of an earlier one, the learner must know what is in force now.
             self._last_ack = frames
-            return self.connected and send_frames(self._socket, frames)
+            return self.connected and send_frames(self._link.socket, frames)
         if not isinstance(message, Trajectories):
-            if self.connected and send_frames(self._socket, frames):
+            if self.connected and send_frames(self._link.socket, frames):
                 return True
             self._others.append(frames)
             return False
@@ -214,7 +201,7 @@ class GeneratorSocket(Owned):
         return self.connected and self._send_kept(kept)
 
     def _send_kept(self, kept: _Kept) -> bool:
-        if not send_frames(self._socket, kept.frames):
+        if not send_frames(self._link.socket, kept.frames):
             return False
         if not kept.sent:
             kept.sent = True
@@ -239,7 +226,7 @@ class GeneratorSocket(Owned):
             if messages or left <= 0:
                 return messages
             # While Hello could not be sent yet, the socket turning writable is what to wait for.
-            self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._hello_due else 0))
+            self._poller.modify(self._link.socket, zmq.POLLIN | (zmq.POLLOUT if self._hello_due else 0))
             events = dict(self._poller.poll(milliseconds(min(left, 1.0))))
             if self._waker.fd in events:
                 self._waker.clear()
@@ -249,20 +236,19 @@ class GeneratorSocket(Owned):
 
     def _watch(self) -> None:
         """Follow the connection: on a new one say Hello first; Trajectories wait for the Welcome."""
-        while (report := receive_frames(self._monitor, 2)) is not None:
-            event = parse_monitor_message(report)["event"]
-            self._hello_due = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        for made in self._link.news():
+            self._hello_due = made
             if self.connected:
                 self._alone_since = self._clock()
             self.connected = False
-        if self._hello_due and send_frames(self._socket, encode(self._hello())):
+        if self._hello_due and send_frames(self._link.socket, encode(self._hello())):
             self._hello_due = False
 
     def _drain(self) -> list[DataMessage]:
         messages: list[DataMessage] = []
         for _ in range(256):
             try:
-                frames = receive_frames(self._socket, self._limits.max_frames)
+                frames = receive_frames(self._link.socket, self._limits.max_frames)
                 if frames is None:
                     break
                 message = decode(frames, limits=self._limits)
@@ -282,8 +268,8 @@ class GeneratorSocket(Owned):
         self.connected = True
         self._said_alone = False
         if self._last_ack is not None:
-            send_frames(self._socket, self._last_ack)
-        self._others = [frames for frames in self._others if not send_frames(self._socket, frames)]
+            send_frames(self._link.socket, self._last_ack)
+        self._others = [frames for frames in self._others if not send_frames(self._link.socket, frames)]
         for kept in self._kept.values():
             self._send_kept(kept)
 
@@ -316,8 +302,12 @@ class GeneratorSocket(Owned):
         if self.connected:
             self._alone_since = self._clock()
         self.connected = self._hello_due = False
-        self._socket.disconnect(self.endpoint)
-        self._socket.connect(self.endpoint)
+        for source in (self._link.socket, self._link.monitor):
+            self._poller.unregister(source)
+        self._link.close(linger_ms=0)
+        self._link = self._open()
+        for source in (self._link.socket, self._link.monitor):
+            self._poller.register(source, zmq.POLLIN)
 
     def wake(self) -> None:
         """End the current or the next wait of `receive`. Any thread may call it."""
@@ -334,9 +324,7 @@ class GeneratorSocket(Owned):
                     self.unacked_tokens,
                 )
             self._waker.close()
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-            self._socket.close()
+            self._link.close()
             self._context.term()
         return self.unacked
 
