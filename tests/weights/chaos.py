@@ -39,9 +39,9 @@ class ChaosChannel:
 
     def newest(self, held: PolicyVersion | None, base_digest: str) -> PayloadHeader | None:
         self.fault = self.draw.choice(FAULTS) if self.draw.random() < self.share else ""
-        if not self.history or (base_digest and held is not None and held >= self.history[-1].version):
-            if self.fault not in ("stale", "other base") or len(self.history) < 2:
-                return None
+        idle = not self.history or (base_digest and held is not None and held >= self.history[-1].version)
+        if idle and (self.fault not in ("stale", "other base") or len(self.history) < 2):
+            return None
         if self.fault == "stale":  # delivered again, or long overtaken
             old = self.draw.choice(self.history)
             return self.draw.choice([old.whole_header, *(delta.header for delta in old.deltas)])

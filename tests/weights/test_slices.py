@@ -194,29 +194,34 @@ def test_deltas_through_a_fused_engine_are_proved_and_equal_a_load(ranks: int, c
         stager.turn()
 
 
+QKV_WEIGHT = "layers.0.qkv.weight"
+
+
+def resized(rows: int) -> Any:
+    return lambda rules, targets: targets.__setitem__(0, Target(QKV_WEIGHT, (rows, HIDDEN)))
+
+
+def ruled(source: str, target: str, **options: Any) -> Any:
+    return lambda rules, targets: rules.insert(0, Rule(source, target, **options))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rules, targets: rules.pop(), "no rule covers head.weight"),
+        (lambda rules, targets: rules.pop(), r"no rule covers head\.weight"),
         (lambda rules, targets: targets.pop(), r"head\.weight goes to head\.weight, which the engine"),
         (lambda rules, targets: targets.append(Target("extra", (3,))), "nothing published goes to extra"),
-        (lambda rules, targets: targets.append(targets[0]), "two targets .* same name"),
-        (
-            lambda rules, targets: targets.__setitem__(0, Target(targets[0].name, (33, HIDDEN))),
-            r"q_proj.weight, .* write 256 of the 264 elements of layers\.0\.qkv\.weight",
-        ),
-        (
-            lambda rules, targets: targets.__setitem__(0, Target(targets[0].name, (31, HIDDEN))),
-            r"v_proj\.weight .* does not fit layers\.0\.qkv\.weight",
-        ),
-        (lambda rules, targets: rules.insert(0, Rule(r"layers\.0\.k_proj\.weight", "embed.kernel")), "stacked from q, k, v; missing: k"),
-        (lambda rules, targets: rules.insert(0, Rule(r"head\.weight", "embed.kernel")), "both go to embed.kernel"),
-        (lambda rules, targets: rules.insert(0, Rule(r"embed\.weight", "embed.kernel")), r"arrives as \[12, 8\], .* is \[8, 12\]"),
-        (lambda rules, targets: rules.insert(0, Rule(r"(.*)\.norm\.weight", "", shard=0)), "would leave layers.0.norm.weight out"),
-        (lambda rules, targets: rules.insert(0, Rule(r"(.*)\.norm\.weight", r"\g<0>", transposed=True)), "no matrix"),
-        (lambda rules, targets: rules.insert(0, Rule(r"(.*)\.norm\.weight", r"\g<0>", shard=1)), "no dimension 1"),
+        (lambda rules, targets: targets.append(targets[0]), r"two targets .* same name"),
+        (resized(33), r"q_proj\.weight, .* write 256 of the 264 elements of layers\.0\.qkv\.weight"),
+        (resized(31), r"v_proj\.weight .* does not fit layers\.0\.qkv\.weight"),
+        (ruled(r"layers\.0\.k_proj\.weight", "embed.kernel"), "stacked from q, k, v; missing: k"),
+        (ruled(r"head\.weight", "embed.kernel"), r"both go to embed\.kernel"),
+        (ruled(r"embed\.weight", "embed.kernel"), r"arrives as \[12, 8\], .* is \[8, 12\]"),
+        (ruled(r"(.*)\.norm\.weight", ""), r"would leave layers\.0\.norm\.weight out"),
+        (ruled(r"(.*)\.norm\.weight", r"\g<0>", transposed=True), "no matrix"),
+        (ruled(r"(.*)\.norm\.weight", r"\g<0>", shard=1), "no dimension 1"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_covered_missing_unexpected_or_misshapen_is_refused_by_name(
     change: Any, message: str
 ) -> None:

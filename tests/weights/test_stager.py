@@ -300,7 +300,7 @@ def test_bf16_weights_that_gained_precision_are_never_acked(
     there.turn()
     there.stager.commit()
     there.engine.flat[66000] = 1.0 + 2**-12
-    with pytest.raises(WeightError, match="block 1 .* not torch.bfloat16"):
+    with pytest.raises(WeightError, match=r"served weights.* not torch\.bfloat16"):
         there.stager.turn()
 
 

@@ -54,11 +54,11 @@ def main(name: str, mode: str, stage: str = "") -> None:
             control.begin = after(control.begin)  # type: ignore[method-assign]
         elif stage == "cast":
 
-            def half(source: torch.Tensor, target: torch.Tensor) -> None:
+            def half(source: torch.Tensor, target: torch.Tensor, **_: Any) -> None:
                 target[: len(target) // 2] = source[: len(target) // 2]
                 stuck()
 
-            publisher._cast = half
+            publisher.cast_and_diff = half
         elif stage == "delta":
             control.finish = stuck  # type: ignore[method-assign]
         else:

@@ -63,7 +63,7 @@ class StateDigest:
 
 def byte_view(flat: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, sharing its memory."""
-    return memoryview(flat.detach().view(-1).view(torch.uint8).numpy())
+    return flat.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def tensor_over(data: memoryview, dtype: torch.dtype) -> Tensor:

@@ -52,7 +52,11 @@ def encode_delta(
     Raises:
         UnsupportedOption: zstd is not installed.
     """
-    parts = tuple(memoryview(part).cast("B") for part in byte_parts(delta) if len(part))
+    parts = tuple(
+        memoryview(part) if isinstance(part, bytes) else part.data.cast("B")
+        for part in byte_parts(delta)
+        if len(part)
+    )
     if compression == "zstd":
         raw = b"".join(parts)
         frame: bytes = zstandard().ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False).compress(raw)

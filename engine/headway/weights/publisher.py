@@ -12,6 +12,7 @@ A Publisher is used by one thread at a time; Publication.whole may be called fro
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from headway.weights.channel import ChannelSender, Payload, PayloadHeader, Paylo
 from headway.weights.digest import StateDigest, byte_view
 from headway.weights.payload import encode_delta, zstandard
 from headway.weights.served import published_dtype
-from headway_kernels.weight_delta import BLOCK_ELEMENTS, Delta, cast_and_diff, diff, merge
+from headway_kernels.weight_delta import BLOCK_ELEMENTS, Delta, cast_and_diff, merge
 
 CHUNK_BLOCKS = 8  # 512 Ki elements: cast, compared and digested while they are in the second-level cache
 DELTA_SHARE = 0.5  # a delta above this share of the whole state is not worth a second form
@@ -143,24 +144,32 @@ class WeightPublisher:
         return (None, self.manifest.num_elements) if first else (delta, delta.num_changed)
 
     def _write_mapped(self, target: Tensor, flat: Tensor) -> tuple[Delta | None, int]:
-        """Cast into a buffer that receivers map. The delta is left out where it would not be used."""
+        """Cast into a buffer that receivers map; the delta from the newest, None where it would not be used.
+
+        Chunk by chunk, so that what the newest buffer held, the cast, the comparison and the digest read and write
+        the second-level cache.
+        """
         old, self._state = self._state, target
-        digest = StateDigest(self.manifest.num_elements, self._dtype.itemsize)
-        data, size = byte_view(target), digest.block_bytes
-        num_changed = 0
+        most = int(DELTA_SHARE * self.manifest.num_bytes)
+        self._digest = StateDigest(self.manifest.num_elements, self._dtype.itemsize)
+        data, size = byte_view(target), self._digest.block_bytes
         step = CHUNK_BLOCKS * BLOCK_ELEMENTS
-        for block, start in enumerate(range(0, len(flat), step)):
+        scratch = np.empty(step * self._dtype.itemsize, np.uint8)
+        pieces: list[Delta] = []
+        num_changed = num_bytes = 0
+        for first, start in enumerate(range(0, len(flat), step)):
             part = target[start : start + step]
-            _cast(flat[start : start + step], part)
-            first = block * CHUNK_BLOCKS
-            digest.read(first, data[first * size : (first + CHUNK_BLOCKS) * size])
             if old is not None:
-                num_changed += _count_changed(part, old[start : start + step])
-        self._digest = digest
+                part.copy_(old[start : start + step])
+            piece = cast_and_diff(flat[start : start + step], part, payload=scratch)
+            num_changed, num_bytes = num_changed + piece.num_changed, num_bytes + piece.payload.nbytes
+            if old is not None and num_bytes <= most:
+                pieces.append(dataclasses.replace(piece, payload=piece.payload.copy()))
+            block = first * CHUNK_BLOCKS
+            self._digest.read(block, data[block * size : (block + CHUNK_BLOCKS) * size])
         if old is None:
             return None, self.manifest.num_elements
-        sparse = num_changed * (2 + self._dtype.itemsize) <= DELTA_SHARE * self.manifest.num_bytes
-        return (diff(target, old) if sparse else None), num_changed
+        return (_joined(pieces, len(flat)) if num_bytes <= most else None), num_changed
 
     def _publication(self, delta: Delta | None, base: str) -> Publication:
         version, state = self._version, self._digest.hex
@@ -201,14 +210,16 @@ class WeightPublisher:
         self._sender.close()
 
 
-def _cast(source: Tensor, target: Tensor) -> None:
-    """To the nearest even, NaN payloads kept (torch's own conversion loses them)."""
-    target.copy_(source)
-    if target.dtype != source.dtype and not bool(torch.isfinite(target.sum())):
-        cast_and_diff(source, target)
-
-
-def _count_changed(new: Tensor, old: Tensor) -> int:
-    """Elements whose bits differ (so that -0.0 and NaN payloads count)."""
-    bits = torch.int32 if new.dtype == torch.float32 else torch.int16
-    return int(torch.count_nonzero(new.view(bits) != old.view(bits)))
+def _joined(pieces: list[Delta], num_elements: int) -> Delta:
+    """Deltas of consecutive chunks of whole blocks as one."""
+    sizes = np.concatenate([np.diff(piece.offsets) for piece in pieces])
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return Delta(
+        num_elements,
+        pieces[0].dtype,
+        np.concatenate([piece.formats for piece in pieces]),
+        offsets,
+        np.concatenate([piece.payload for piece in pieces]),
+        sum(piece.num_changed for piece in pieces),
+    )

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import WeightError
@@ -69,8 +68,8 @@ class Served(Protocol):
         """Serve from `state`, a published buffer that nobody writes, and put `version` in force."""
         ...
 
-    def read(self, block: int, length: int) -> memoryview:
-        """Published bytes of block `block` (`length` elements) as they are in force now.
+    def read(self, start: int, end: int) -> memoryview:
+        """Published bytes of elements start to end, whole blocks, as they are in force now.
 
         Raises:
             WeightError: what is served is no published value.
@@ -91,8 +90,8 @@ class FlatServed:
 
     @property
     def swaps(self) -> bool:
-        """Only fp32 publishing: a bf16 buffer must be widened for an engine that computes in fp32."""
-        return self._dtype == torch.float32
+        """A bf16 buffer must be widened for an engine that computes in fp32: only equal dtypes are swapped."""
+        return self._dtype == self._engine.flat.dtype
 
     def write(self, version: PolicyVersion, deltas: Sequence[Delta]) -> None:
         """See Served."""
@@ -108,32 +107,21 @@ class FlatServed:
         """See Served."""
         self._engine.swap(state, version)
 
-    def read(self, block: int, length: int) -> memoryview:
+    def read(self, start: int, end: int) -> memoryview:
         """See Served."""
-        start = block * BLOCK_ELEMENTS
-        part = self._engine.flat[start : start + length]
-        if self._dtype == torch.float32:
-            return byte_view(part)
-        return memoryview(_narrow(bits_of(part), self._dtype, block)).cast("B")
+        return byte_view(_narrow(self._engine.flat[start:end], self._dtype, start))
 
 
-def bits_of(tensor: Tensor) -> NDArray[np.uint16] | NDArray[np.uint32]:
-    """The bits of a contiguous CPU tensor, flat, sharing its memory."""
-    wide = tensor.element_size() == 4
-    values = tensor.detach().view(-1).view(torch.int32 if wide else torch.int16).numpy()
-    return values.view(np.uint32 if wide else np.uint16)
-
-
-def _narrow(
-    bits: NDArray[np.uint16] | NDArray[np.uint32], dtype: torch.dtype, block: int
-) -> NDArray[np.uint16] | NDArray[np.uint32]:
-    """Served bits as published bits. A bf16 value widened to fp32 has 16 zero bits at its end, NaNs too."""
-    if bits.itemsize == dtype.itemsize:
-        return np.ascontiguousarray(bits)
-    halves = np.ascontiguousarray(bits).view(np.uint16)
-    if halves[0::2].any():
-        raise WeightError(f"block {block} of the served weights holds values that are not {dtype}")
-    return np.ascontiguousarray(halves[1::2])
+def _narrow(part: Tensor, dtype: torch.dtype, start: int) -> Tensor:
+    """Served values as published ones. A bf16 value widened to fp32 has 16 zero bits at its end, NaNs too."""
+    if part.dtype == dtype:
+        return part.detach()
+    words = part.detach().view(torch.int32)
+    if part.numel() and int((words & 0xFFFF).max()):  # max is a vector loop, any is not
+        raise WeightError(
+            f"block {start // BLOCK_ELEMENTS} of the served weights, or one after it, holds values that are not {dtype}"
+        )
+    return (words >> 16).to(torch.int16)
 
 
 def is_dense(delta: Delta) -> bool:
@@ -205,21 +193,30 @@ class SlicedServed:
         """Refused."""
         raise WeightError("weights of another layout than the published one cannot be swapped")
 
-    def read(self, block: int, length: int) -> memoryview:
+    def read(self, start: int, end: int) -> memoryview:
         """See Served. Tied copies must agree; alignment gaps, which land nowhere, are zero as published."""
-        source = np.arange(block * BLOCK_ELEMENTS, block * BLOCK_ELEMENTS + length, dtype=np.int64)
-        out = np.zeros(length, np.uint16 if self._dtype.itemsize == 2 else np.uint32)
-        seen = np.zeros(length, np.bool_)
-        table = self._table
+        out = torch.zeros(end - start, dtype=self._dtype)
+        for block_start in range(start, end, BLOCK_ELEMENTS):
+            block_end = min(end, block_start + BLOCK_ELEMENTS)
+            self._read_block(block_start, block_end, out[block_start - start : block_end - start])
+        return byte_view(out)
+
+    def _read_block(self, start: int, end: int, out: Tensor) -> None:
+        source = np.arange(start, end, dtype=np.int64)
+        bits = out.view(torch.int16 if self._dtype.itemsize == 2 else torch.int32)
+        seen = torch.zeros(end - start, dtype=torch.bool)
+        table, block = self._table, start // BLOCK_ELEMENTS
         for row in table.block_runs[table.block_offsets[block] : table.block_offsets[block + 1]]:
             run = table.runs[row]
-            inside, landing = destination_indices(run, source)
-            values = _narrow(bits_of(self._tensors[int(run[4])])[landing], self._dtype, block)
+            found, landing = destination_indices(run, source)
+            inside = torch.from_numpy(found)
+            taken = self._tensors[int(run[4])].detach().view(-1)[torch.from_numpy(landing)]
+            values = _narrow(taken, self._dtype, start).view(bits.dtype)
             again = seen[inside]
-            if again.any() and (out[inside][again] != values[again]).any():
+            if bool(again.any()) and not torch.equal(bits[inside][again], values[again]):
                 raise WeightError(f"block {block}: tied copies of one tensor are not served alike")
-            out[inside], seen[inside] = values, True
-        return memoryview(out).cast("B")
+            bits[inside] = values
+            seen |= inside
 
 
 def uncovered_tensors(table: SliceTable, manifest: Manifest) -> list[str]:

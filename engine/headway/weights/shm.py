@@ -259,7 +259,7 @@ class _Layout:
 
     def delta(self, segment: SharedSegment, index: int) -> memoryview:
         offset = HEADER_BYTES + self.num_buffers * self._state_stride + index * self._delta_stride
-        return memoryview(np.frombuffer(segment.memory, np.uint8, self._delta_stride, offset))
+        return np.frombuffer(segment.memory, np.uint8, self._delta_stride, offset).data
 
 
 def _pages(num_bytes: int) -> int:

@@ -2,13 +2,13 @@
 
 A rule says where tensors whose names match go, and how:
 
-    Rule(r"(.*)\\.q_proj\\.weight", r"\\1.qkv_proj.weight", stack=("q", ("q", "k", "v")))     a part of a fused tensor
-    Rule(r"(.*)\\.experts\\.(\\d+)\\.up\\.weight", r"\\1.experts.up", expert=2)                one slab of an expert stack
-    Rule(r"(.*)\\.dense\\.weight", r"\\1.dense.kernel", transposed=True)                     stored the other way round
-    Rule(r"(.*)\\.o_proj\\.weight", r"\\1.o_proj.weight", shard=1)                            split over ranks by columns
+    Rule(r"(.*)\\.q_proj\\.weight", r"\\1.qkv.weight", stack=("q", ("q", "k", "v")))   a part of a fused tensor
+    Rule(r"(.*)\\.experts\\.(\\d+)\\.up", r"\\1.experts.up", expert=2)               one slab of an expert stack
+    Rule(r"(.*)\\.dense\\.weight", r"\\1.dense.kernel", transposed=True)             stored the other way round
+    Rule(r"(.*)\\.o_proj\\.weight", r"\\1.o_proj.weight", shard=1)                   split over ranks by columns
 
-Everything is checked: a tensor that no rule covers, one that two rules cover, a target that does not exist or has
-another size, and target elements that nothing writes are refused by name. Tied tensors have one entry in the
+Everything is checked: a tensor that no rule covers, a target that does not exist or has another size, and target
+elements that nothing writes, or two tensors, are refused by name. Tied tensors have one entry in the
 manifest; each of its names goes where its rule says. headway.weights.markers derives the same table from an
 engine's own loader, and compares.
 """

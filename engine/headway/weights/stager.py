@@ -18,12 +18,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import DeadlineExceeded, HeadwayError, MalformedDelta, ShapeError, WeightError
@@ -32,12 +33,12 @@ from headway.weights.channel import ChannelReceiver, PayloadHeader, PayloadKind
 from headway.weights.digest import StateDigest, payload_digest, tensor_over
 from headway.weights.payload import decode_delta
 from headway.weights.served import Served, published_dtype
-from headway_kernels.delta_format import block_length
-from headway_kernels.weight_delta import Delta, whole
+from headway_kernels.weight_delta import BLOCK_ELEMENTS, Delta, whole
 
 _log = logging.getLogger(__name__)
 WAIT_S = 0.2
 LOOK_S = 0.005
+READ_BLOCKS = 8  # read back and digested while they are in the second-level cache
 BACKOFF_S = (0.01, 0.05, 0.2, 1.0)
 RECOVERABLE = (WeightError, DeadlineExceeded, MalformedDelta, ShapeError)
 MAX_FAILURES = 60  # in a row, about a minute: the process ends with the last one's words
@@ -288,7 +289,7 @@ class Stager:
             self._spare = None
         else:
             into = torch.empty(header.num_bytes, dtype=torch.uint8)
-        data = memoryview(into.numpy())
+        data = into.numpy().data
         try:
             self._receiver.fetch(header, data, self._deadline_s)
         except BaseException:
@@ -407,12 +408,21 @@ class Stager:
             touched = np.zeros(len(self._force.blocks), np.bool_)
             for delta in staged.deltas:
                 touched |= delta.formats != 0
-        for block in np.flatnonzero(touched).tolist():
-            self._force.read(block, self._served.read(block, block_length(num_elements, block)))
+        for first, last in _stretches(touched):
+            start, end = first * BLOCK_ELEMENTS, min(num_elements, last * BLOCK_ELEMENTS)
+            self._force.read(first, self._served.read(start, end))
 
     def close(self) -> None:
         """Close the channel."""
         self._receiver.close()
+
+
+def _stretches(touched: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Runs of touched blocks, at most READ_BLOCKS long, as (first, behind the last)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], touched, [False]]).astype(np.int8))).tolist()
+    for first, last in zip(edges[0::2], edges[1::2], strict=True):
+        for start in range(first, last, READ_BLOCKS):
+            yield start, min(last, start + READ_BLOCKS)
 
 
 class StagerThread:

@@ -130,7 +130,6 @@ def test_a_number_for_kv_recomputes_exactly_what_is_older(
     run.push(versions.flat[0], 0)
     run.turn()
     run.grant(0, PROMPT, 2, 14)
-    steps = 0
     written: dict[int, int] = {}  # position -> version of its key and value, by the rule
     pushes = {4: 1, 7: 2, 9: 3}
     for step in range(14):
@@ -141,8 +140,7 @@ def test_a_number_for_kv_recomputes_exactly_what_is_older(
         run.turn()
         force = max((v for at, v in pushes.items() if at <= step), default=0)
         first = 0 if step == 0 else len(PROMPT) + step - 1
-        written |= {at: force for at in range(first, len(PROMPT) + step)}
-        steps += 1
+        written |= dict.fromkeys(range(first, len(PROMPT) + step), force)
     done = run.finish()
     for trajectory in done:
         numbers, tokens = versions_of(trajectory), sampled(trajectory)
