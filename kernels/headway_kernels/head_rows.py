@@ -109,6 +109,8 @@ class LogitChunk:
         row_bytes = vocabulary * head.dtype.itemsize
         num_buffers = 1 if head.softcap is None else 2
         self.num_rows = max(1, chunk_bytes // (row_bytes * num_buffers))
+        if shard is not None:
+            self.num_rows = shard.smallest(self.num_rows, device)
         held_rows = max(1, min(self.num_rows, inputs.x.shape[0]))
         self._logits = _allocate(held_rows, vocabulary, head.dtype, device)
         self._slopes = None if head.softcap is None else _allocate(held_rows, vocabulary, head.dtype, device)

@@ -77,6 +77,12 @@ class VocabShard:
             total, dot = total + sums_RN[rank], dot + dots_RN[rank]
         return MergedRows(highest, total, dot, targets_RN.amax(0))
 
+    def smallest(self, count: int, device: torch.device) -> int:
+        """The smallest of the ranks' counts: parts of different sizes must still cut the rows alike."""
+        value = torch.tensor(count, device=device)
+        dist.all_reduce(value, dist.ReduceOp.MIN, group=self.group)
+        return int(value)
+
     def sum_over_ranks(self, x_grad: Tensor) -> None:
         """Adds up every rank's part of dL/dx, in place."""
         dist.all_reduce(x_grad, group=self.group)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 
 import torch
 
@@ -44,9 +43,11 @@ def backends() -> list[Backend]:
 
 
 def _check_version() -> None:
-    if importlib.util.find_spec("triton") is None:
-        raise BackendUnavailable(f"triton is not installed; it needs {_NEEDED}, which torch for CUDA brings")
-    version = importlib.metadata.version("triton")
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        message = f"triton is not installed; it needs {_NEEDED}, which torch for CUDA brings"
+        raise BackendUnavailable(message) from None
     found = tuple(int(part) for part in version.split(".")[:2])
     if not _FIRST <= found < _BEYOND:
         raise BackendUnavailable(f"triton {version} is not supported; it needs {_NEEDED}")

@@ -57,7 +57,7 @@ def steps(shard: VocabShard | None, low: int, high: int) -> list[dict[str, Any]]
         grad, bias_grad = torch.zeros(high - low, H), torch.zeros(high - low)
         head: dict[str, Any] = {
             "inv_temperature": torch.linspace(0.5, 1.5, T), "bias": bias, "shard": shard,
-            "chunk_bytes": 5 * (high - low) * 4, "softcap": 900.0 if far else None,
+            "chunk_bytes": 400, "softcap": 900.0 if far else None,
         }  # fmt: skip
         result = head_loss_step(
             data["x"], weight, data["target"], objective=objective, weight_grad=grad, bias_grad=bias_grad,

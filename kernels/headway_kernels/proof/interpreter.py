@@ -8,6 +8,7 @@ Importing it sets TRITON_INTERPRET=1, which triton reads when a kernel is decora
     arithmetic in bfloat16 adds, multiplies, compares and reduces bit patterns: refused; kernels convert to fp32 when
                            they load
     @autotune              asks a GPU driver for its timer: every configuration counts as equally fast
+    numpy's warnings       speak of lanes whose value is selected away; silenced, as on a GPU
 
 Raises RuntimeError where triton was imported for compiling already: the two need separate processes.
 """
@@ -96,6 +97,7 @@ def install() -> None:
     interpreter.InterpreterBuilder.binary_op = _guarded_binary
     interpreter._convert_float = _repaired_convert
     Autotuner.do_bench = property(_even_timer)
+    np.seterr(all="ignore")
     interpreted.mark_repaired()
 
 

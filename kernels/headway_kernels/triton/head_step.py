@@ -64,7 +64,8 @@ class TritonChunk:
     def __init__(self, head: _Head, chunk_bytes: int, shard: VocabShard | None) -> None:
         self._head, self._shard = head, shard
         self._stride = -(-head.vocabulary // ALIGNMENT) * ALIGNMENT
-        self.num_rows = max(1, chunk_bytes // (self._stride * 4))
+        fitting = max(1, chunk_bytes // (self._stride * 4))
+        self.num_rows = fitting if shard is None else shard.smallest(fitting, head.x.device)
         held_rows = min(self.num_rows, max(head.x.shape[0], 1))
         self._products = torch.empty(held_rows, self._stride, dtype=torch.float32, device=head.x.device)
         half = head.x.dtype is torch.bfloat16

@@ -62,7 +62,8 @@ def sigmoid(x):
 @triton.jit
 def tanh_and_slope(x):
     """tanh(x) and 1 - tanh(x)^2, the latter with all its digits where tanh saturates."""
-    double = -2.0 * tl.abs(x)
+    size = tl.abs(x)
+    double = -2.0 * tl.where(size > 40.0, 40.0, size)
     decay = tl.exp(double)
     magnitude = -(exp_excess(double) + double) / (1.0 + decay)
     return tl.where(x < 0, -magnitude, magnitude), 4.0 * decay / ((1.0 + decay) * (1.0 + decay))
@@ -80,26 +81,14 @@ def logit(product, bias, scale, softcap, inv_temperature, HAS_SOFTCAP: tl.conste
 
 @triton.jit
 def logit_and_slope(product, bias, scale, softcap, inv_temperature, HAS_SOFTCAP: tl.constexpr):
-    """The logit and its derivative by the product."""
+    """The logit and its derivative by the product, a scalar without a softcap."""
     z = (product + bias) * scale
     slope = scale * inv_temperature
     if HAS_SOFTCAP:
         squashed, rate = tanh_and_slope(z / softcap)
         return squashed * softcap * inv_temperature, rate * slope
     else:
-        return z * inv_temperature, z * 0.0 + slope
-
-
-@triton.jit
-def merge_peaks(peak_a, sum_a, dot_a, peak_b, sum_b, dot_b):
-    """Joins (max, sum of exp(z - max), sum of exp(z - max)(z - max)) of two sets of logits."""
-    peak = tl.maximum(peak_a, peak_b)
-    shift_a = tl.maximum(peak_a - peak, LOWEST_SHIFT)
-    shift_b = tl.maximum(peak_b - peak, LOWEST_SHIFT)
-    scale_a, scale_b = tl.exp(shift_a), tl.exp(shift_b)
-    total = sum_a * scale_a + sum_b * scale_b
-    dot = scale_a * (dot_a + shift_a * sum_a) + scale_b * (dot_b + shift_b * sum_b)
-    return peak, total, dot
+        return z * inv_temperature, slope
 
 
 @triton.jit
