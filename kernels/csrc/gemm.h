@@ -5,9 +5,11 @@
 
 enum class Order { RowsOfA, ColumnsOfA };  // A(i, k) at A[i * lda + k], or at A[k * lda + i]
 
+// accumulate: the chain starts from C. add: the chain starts from 0 and its sum is added to C, so that rounding grows
+// with the length of the pieces that K comes in and with their number, not with all of K.
 template <int MR, int NR, Order order>
 HEADWAY_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C,
-                               int64_t ldc, bool accumulate) {
+                               int64_t ldc, bool accumulate, bool add = false) {
     Vec acc[MR][NR];
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
@@ -30,7 +32,10 @@ HEADWAY_INLINE void gemm_block(int64_t K, const float* A, int64_t lda, const flo
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 4
-        for (int j = 0; j < NR; j++) store(C + i * ldc + j * LANES, acc[i][j]);
+        for (int j = 0; j < NR; j++) {
+            float* c = C + i * ldc + j * LANES;
+            store(c, add ? load(c) + acc[i][j] : acc[i][j]);
+        }
     }
 }
 

@@ -116,26 +116,27 @@ static void pack_plain(int32_t dtype, const void* w, int64_t stride, int64_t cou
 
 template <int rows, Order order>
 HEADWAY_INLINE void head_tile(int64_t size, const float* a, int64_t stride, const float* b, int64_t width, float* c,
-                              int64_t c_stride, bool accumulate) {
+                              int64_t c_stride, bool add) {
     for (int64_t j = 0; j < width; j += HEAD_COLUMNS, b += size * HEAD_COLUMNS) {
         if (width - j >= HEAD_COLUMNS) {
-            gemm_block<rows, 2, order>(size, a, stride, b, HEAD_COLUMNS, c + j, c_stride, accumulate);
+            gemm_block<rows, 2, order>(size, a, stride, b, HEAD_COLUMNS, c + j, c_stride, false, add);
             continue;
         }
-        float edge[rows * HEAD_COLUMNS] = {};
-        for (int64_t i = 0; accumulate && i < rows; i++)
-            for (int64_t n = 0; n < width - j; n++) edge[i * HEAD_COLUMNS + n] = c[i * c_stride + j + n];
-        gemm_block<rows, 2, order>(size, a, stride, b, HEAD_COLUMNS, edge, HEAD_COLUMNS, accumulate);
+        float edge[rows * HEAD_COLUMNS];
+        gemm_block<rows, 2, order>(size, a, stride, b, HEAD_COLUMNS, edge, HEAD_COLUMNS, false);
         for (int64_t i = 0; i < rows; i++)
-            for (int64_t n = 0; n < width - j; n++) c[i * c_stride + j + n] = edge[i * HEAD_COLUMNS + n];
+            for (int64_t n = 0; n < width - j; n++) {
+                float* to = c + i * c_stride + j + n;
+                *to = edge[i * HEAD_COLUMNS + n] + (add ? *to : 0.0f);
+            }
     }
 }
 
 template <Order order>
 HEADWAY_INLINE void head_rows(int64_t count, int64_t size, const float* a, int64_t stride, const float* b,
-                              int64_t width, float* c, int64_t c_stride, bool accumulate) {
+                              int64_t width, float* c, int64_t c_stride, bool add) {
 #define HEADWAY_ROWS(n) \
-    case n: head_tile<n, order>(size, a, stride, b, width, c, c_stride, accumulate); break;
+    case n: head_tile<n, order>(size, a, stride, b, width, c, c_stride, add); break;
     switch (count) {
         HEADWAY_ROWS(1)
         HEADWAY_ROWS(2)
@@ -160,11 +161,11 @@ HEADWAY_INLINE void head_rows(int64_t count, int64_t size, const float* a, int64
 }
 
 static void head_multiply(bool packed, int64_t count, int64_t size, const float* a, int64_t stride, const float* b,
-                          int64_t width, float* c, int64_t c_stride, bool accumulate) {
+                          int64_t width, float* c, int64_t c_stride, bool add) {
     if (packed)
-        head_rows<Order::ColumnsOfA>(count, size, a, HEAD_ROWS, b, width, c, c_stride, accumulate);
+        head_rows<Order::ColumnsOfA>(count, size, a, HEAD_ROWS, b, width, c, c_stride, add);
     else
-        head_rows<Order::RowsOfA>(count, size, a, stride, b, width, c, c_stride, accumulate);
+        head_rows<Order::RowsOfA>(count, size, a, stride, b, width, c, c_stride, add);
 }
 
 // tanh and its slope 1 - tanh^2, both to a few units in the last place, also near 0 and where tanh is almost 1.

@@ -1,9 +1,9 @@
 // What head.cpp asks of an instruction set: packing, products of packed panels, and the passes over a row of logits.
 //
 // A product is C[M, N] (+)= A[M, K] B[K, N]. B is packed into panels of `columns` columns: panel p holds B(k, p columns
-// + j) at [p K columns + k columns + j], zero behind N. Each element of C is one chain of fused additions over k in
-// order, whatever M, N and the splitting of the work: so a row does not depend on its neighbours, nor a result on the
-// number of threads.
+// + j) at [p K columns + k columns + j], zero behind N. Each element is one chain of fused additions over k in order,
+// then added to C if asked, whatever M, N and the splitting of the work: so a row does not depend on its neighbours,
+// nor a result on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ struct HeadKernels {
     // Panels of B from columns of a matrix: B(k, j) = w[k stride + j], j < count, k < size.
     void (*pack_plain)(int32_t dtype, const void* w, int64_t stride, int64_t count, int64_t size, float* out);
     // C rows of one register tile (count <= rows) against panels of B; A(i, k) at a[i stride + k], or, packed, at
-    // a[k rows + i]. Writes `width` columns.
+    // a[k rows + i]. Writes `width` columns, or adds to them.
     void (*multiply)(bool packed, int64_t count, int64_t size, const float* a, int64_t stride, const float* b,
-                     int64_t width, float* c, int64_t c_stride, bool accumulate);
+                     int64_t width, float* c, int64_t c_stride, bool add);
     // Turns `count` products in place into logits, padded with -inf to whole vectors; stores what the gradient needs
     // (logits, or their values before a softcap) to `keep` if it is given. The sums leave out column `target` (-1:
     // none), whose logit goes to `picked`: so 1 - p(target) comes without cancellation.
