@@ -19,6 +19,7 @@ class Bench:
 
 
 BENCHES: dict[str, Bench] = {
+    "push": Bench("headway_bench.push", "weight pushes by channel, size and density, against what else carries bytes"),
     "chaos": Bench(
         "headway_bench.chaos.bench", "whole runs under random faults, and whether every guarantee held"
     ),
