@@ -42,6 +42,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
 OTHER: dict[str, Any] = {
     "staleness.slots": 12,
     "staleness.window": 3,
+    "push.kv": "2",
     "generator.kv_tokens": 100_000,
     "algo.clip_low": 0.3,
     "algo.clip_high": 0.3,

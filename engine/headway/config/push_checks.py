@@ -26,7 +26,35 @@ def _keys_protect_the_weights(config: RunConfig) -> str:
     )
 
 
+def _swap_is_possible(config: RunConfig) -> str:
+    push = config.push
+    if push.apply != "swap" or (push.channel in ("auto", "shm") and push.dtype == "float32"):
+        return ""
+    return (
+        f"'swap' serves from shared memory what it finds there, but push.channel = {push.channel!r} and push.dtype = "
+        f"{push.dtype!r}; nearest: apply = 'auto'"
+    )
+
+
+def _kv_is_read(config: RunConfig) -> str:
+    push = config.push
+    if push.mode == "in_flight" or push.kv == "keep":
+        return ""
+    why = "leaves no sequence running" if push.mode == "drain" else "forwards every prefix again"
+    return f"{push.kv!r} has no effect: mode = {push.mode!r} {why}; nearest: kv = 'keep'"
+
+
+def _compression_is_read(config: RunConfig) -> str:
+    push = config.push
+    if push.compression == "none" or push.channel != "shm":
+        return ""
+    return f"{push.compression!r} would only slow shared memory down; nearest: compression = 'none'"
+
+
 PUSH_RULES = (
+    Rule(("push.apply", "push.channel", "push.dtype"), _swap_is_possible),
+    Rule(("push.kv", "push.mode"), _kv_is_read),
+    Rule(("push.compression", "push.channel"), _compression_is_read),
     Rule(("push.store", "push.channel"), _store_has_a_place),
     Rule(("push.channel", "stream.keys"), _keys_protect_the_weights),
 )

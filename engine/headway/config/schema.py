@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -213,7 +213,8 @@ class PushConfig(Section):
     )
     apply: Literal["auto", "copy", "swap"] = Field(
         default="auto",
-        description="copy into the engine's weights, or serve from the shared memory itself (shm, float32 only)",
+        description="copy into the engine's weights, or serve from the shared memory itself (shm and float32 only); "
+        "auto: serve where that is possible",
     )
     anchor: int = Field(
         default=8, ge=1, description="pushes from one whole state to the next; deltas between (tcp, store)"
@@ -223,10 +224,11 @@ class PushConfig(Section):
         default="float32", description="of the published weights; both sides compute with it"
     )
     interval: int = Field(default=1, ge=1, description="K: optimizer steps per push")
-    kv: Literal["keep", "recompute"] | Annotated[int, Field(ge=0)] = Field(
+    kv: Annotated[str, BeforeValidator(str)] = Field(
         default="keep",
-        description="KV cache of running sequences after a push; a number k: recompute what was written more than k "
-        "optimizer steps before",
+        pattern=r"^(keep|recompute|\d{1,6})$",
+        description="keep or recompute the KV cache of running sequences after a push; a number k: recompute what was "
+        "written more than k optimizer steps before",
     )
 
 

@@ -80,6 +80,7 @@ class GeneratorProcess:
         self._beats = 0
         self._stop_reason = ""
         self._weights: StagerThread | None = None
+        self._channel = ""
         self._waker = Waker()
         folder = resolve_model(config.model.path)
         self._tokenizer = load_tokenizer(folder)
@@ -188,6 +189,8 @@ class GeneratorProcess:
                 f"the learner's weights have manifest {welcome.manifest_digest}, this generator's model has "
                 f"{manifest.digest}; both must load the same model folder with the same library versions"
             )
+        if self._weights is not None:
+            self._weights.close()
         self._weights = StagerThread(
             lambda: open_stager(
                 welcome.weight_channel,
@@ -201,6 +204,10 @@ class GeneratorProcess:
             ),
             self._config.stream.startup_deadline_s,
         )
+        self._channel = welcome.weight_channel
+        if self._rollout is not None:
+            self._rollout.attach(self._weights)
+            return
         decode = self._tokenizer.decode_many
         self._rollout = Rollout(
             self._incarnation,
@@ -221,8 +228,10 @@ class GeneratorProcess:
                 self._stop_reason = message.reason
             case Refused():
                 raise StreamError(f"the learner refuses this generator: {message.reason}")
+            case Welcome() if message.weight_channel != self._channel:
+                self._attach(message)  # the learner that answers is a new one, and pushes somewhere else
             case VersionNotice() | Welcome():
-                pass  # refresh looks at the channel itself before every decode step
+                pass  # the stager looks at the channel itself
             case _:
                 pass
 

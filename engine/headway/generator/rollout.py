@@ -159,6 +159,11 @@ class Rollout:
             if ticket_id in self._held:
                 self._drop(ticket_id, DropReason.TICKET_CLOSED, "cancelled by the learner")
 
+    def attach(self, weights: WeightSource) -> None:
+        """Take new versions from another source; what is in force stays until it has one."""
+        self._weights = weights
+        self._pauses.clear()
+
     def refresh(self) -> bool:
         """Put what is staged in force, as `mode` says; True if it did. Proofs that came in become acks."""
         self._acknowledge()

@@ -33,7 +33,7 @@ def build_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Torch
         max_running=generator.max_running,
         kv_tokens=generator.kv_tokens or default,
         prefill_tokens=generator.prefill_tokens,
-        kv=config.push.kv,
+        kv=int(config.push.kv) if config.push.kv.isdigit() else config.push.kv,
         decode=tokenizer.decode,
     )
 
