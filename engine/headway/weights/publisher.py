@@ -13,6 +13,7 @@ A Publisher is used by one thread at a time; Publication.whole may be called fro
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.errors import WeightError
+from headway.errors import DeadlineExceeded, WeightError
 from headway.types import Manifest, PolicyVersion
 from headway.weights.channel import ChannelSender, Payload, PayloadHeader, PayloadKind, Publication
 from headway.weights.digest import StateDigest, byte_view
@@ -30,6 +31,8 @@ from headway.weights.payload import encode_delta, zstandard
 from headway.weights.served import published_dtype
 from headway_kernels.weight_delta import BLOCK_ELEMENTS, Delta, cast_and_diff, merge
 
+_log = logging.getLogger(__name__)
+MAX_LOST = 3
 CHUNK_BLOCKS = 8  # 512 Ki elements: cast, compared and digested while they are in the second-level cache
 DELTA_SHARE = 0.5  # a delta above this share of the whole state is not worth a second form
 
@@ -95,6 +98,7 @@ class WeightPublisher:
         self._digest = StateDigest(manifest.num_elements, self._dtype.itemsize)
         self._version: PolicyVersion | None = None
         self._count = 0
+        self._num_lost = 0
         self._recent: list[
             tuple[str, Delta]
         ] = []  # (base digest, delta from it to the newest), newest base first
@@ -112,8 +116,9 @@ class WeightPublisher:
             version: must be newer than the last.
 
         Raises:
-            WeightError: version is not newer, or the channel refuses.
-            DeadlineExceeded: the channel's readers hold it up.
+            WeightError, DeadlineExceeded: version is not newer; the channel's readers hold its memory; or the
+                channel could not hand over MAX_LOST versions in a row. One that it could not is a warning: the
+                next carries all that changed, and whoever missed this one is not granted work until then.
         """
         if self._version is not None and version <= self._version:
             raise WeightError(f"version {version} is not newer than the published {self._version}")
@@ -125,10 +130,23 @@ class WeightPublisher:
                 delta, num_changed = self._write_private(flat)
             self._version = version
         publication = self._publication(delta, base)
-        self._sender.publish(publication, self._deadline_s)
+        self._hand_over(publication)
         self._count += 1
         smallest = publication.deltas[0].header if publication.deltas else publication.whole_header
         return Published(version, publication.state_digest, smallest.num_bytes, num_changed)
+
+    def _hand_over(self, publication: Publication) -> None:
+        try:
+            self._sender.publish(publication, self._deadline_s)
+        except (WeightError, DeadlineExceeded) as error:
+            self._num_lost += 1
+            if self._num_lost >= MAX_LOST:
+                raise
+            _log.warning(
+                "weights %s did not get through (%d in a row): %s", publication.version, self._num_lost, error
+            )
+        else:
+            self._num_lost = 0
 
     def _write_private(self, flat: Tensor) -> tuple[Delta | None, int]:
         """Cast into the one buffer; the delta, None for the first version, and how many elements changed."""
