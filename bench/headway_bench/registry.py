@@ -23,6 +23,7 @@ BENCHES: dict[str, Bench] = {
     "chaos": Bench(
         "headway_bench.chaos.bench", "whole runs under random faults, and whether every guarantee held"
     ),
+    "changed": Bench("headway_bench.changed", "share of bf16 weights that an update changes, and what a push weighs"),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }
 
