@@ -77,7 +77,8 @@ CUDA_OPS := $(filter-out runtime,$(notdir $(CUDA_SOURCES:.cu=)))
 EMULATED := build/cuda-emulated
 EMULATED_FLAGS := -x c++ -std=c++17 -O1 -g -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off \
 	-fvisibility=hidden -fsanitize=address,undefined -fno-sanitize-recover=undefined -I$(CUDA_DIR)
-ASAN = $(shell $(CXX) -print-file-name=libasan.so)
+# libstdc++ as well: AddressSanitizer looks up its throw when the process starts, and Python has none.
+SANITIZED = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so.6)
 
 $(EMULATED)/%.o: $(CUDA_DIR)/%.cu $(CUDA_HEADERS)
 	@mkdir -p $(@D)
@@ -92,7 +93,7 @@ $(EMULATED)/libfaults.so: tests/kernels/cuda/faults.cu $(CUDA_HEADERS)
 
 test-cuda-emulated: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emulated.so $(EMULATED)/libfaults.so
 	@echo "== make: $(words $(CUDA_SOURCES)) CUDA sources on the CPU, under AddressSanitizer and UBSan"
-	LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 		HEADWAY_CUDA=$(CURDIR)/$(EMULATED)/libheadway_kernels_cuda_emulated.so \
 		$(BIN)/python -m pytest -m cuda_emulated tests/kernels/cuda
 
@@ -121,7 +122,8 @@ fatbin:
 	@echo "== make: SKIPPED fatbin: $(NVCC) not found; 0 of $(words $(CUBINS)) cubins compiled"
 else
 fatbin: $(CUBINS) build/cuda/libheadway_kernels_cuda.so
-	@echo "== make: $(words $(CUBINS)) of $(words $(CUBINS)) cubins for sm_$(subst $() ,$() sm_,$(CUDA_ARCHITECTURES)), and the library"
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("build/cuda/libheadway_kernels_cuda.so").headway_cuda_abi()'
+	@echo "== make: $(words $(CUBINS)) of $(words $(CUBINS)) cubins for sm_$(subst $() ,$() sm_,$(CUDA_ARCHITECTURES)), and the library, which loads"
 endif
 
 smollm2: $(VENV)/demo.stamp

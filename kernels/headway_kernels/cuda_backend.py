@@ -1,4 +1,4 @@
-"""What the CUDA back-end has: ops of kernels/csrc/cuda for fp32 tensors on a GPU; see registry.py.
+"""What the CUDA back-end has: ops of kernels/csrc/cuda, which compute in fp32; see registry.py.
 
 weight_delta and pack_cast are called by their own modules (headway_kernels.cuda.weight_delta, .pack_cast).
 """
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headway_kernels.registry import Backend
 
-_FP32_ONLY = "its kernels take fp32"
+# Narrower inputs are widened to fp32, exactly, before the kernel reads them.
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def backends() -> list[Backend]:
@@ -34,11 +35,13 @@ def backends() -> list[Backend]:
 
 
 def _lacks(arguments: Mapping[str, Any]) -> str | None:
-    """The segments may lie on the CPU, where they are checked without a host sync; the rest is on the GPU in fp32."""
+    """The segments may lie on the CPU, where they are checked without a host sync; the rest is on the GPU."""
     from headway_kernels.cuda.library import library
 
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and name != "segments"}
+    tensors = {
+        name: value for name, value in arguments.items() if isinstance(value, Tensor) and name != "segments"
+    }
     for name, tensor in tensors.items():
-        if name not in ("mask", "m2_limit") and tensor.dtype != torch.float32:
-            return f"{_FP32_ONLY}, and {name} is {tensor.dtype}"
+        if name not in ("mask", "m2_limit") and tensor.dtype not in _FLOATS:
+            return f"its kernels compute in fp32, and {name} is {tensor.dtype}"
     return library().lacks(list(tensors.values()))

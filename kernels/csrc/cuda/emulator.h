@@ -10,8 +10,6 @@
 // that no result depends on it. Not emulated: atomics (our kernels have none), textures, async copies, matrix units.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -52,19 +50,61 @@ struct alignas(8) uint2 {
     unsigned x, y;
 };
 
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
 namespace headway::emulator {
 
 constexpr int kWarp = 32;
-constexpr size_t kStackBytes = size_t{256} << 10;
+constexpr size_t kStackBytes = size_t{128} << 10;
 
 struct Fault : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// ---- fibers: stacks that are switched by hand; ucontext does two system calls a switch, which is most of the time ----
+
+#if defined(__x86_64__)
+using Context = void*;  // the stack pointer, below it the registers that a call preserves
+
+// Saves them on this stack, keeps its pointer in *from, and goes on where `to` was left.
+[[gnu::naked, gnu::noinline, gnu::no_sanitize_address]] inline void switch_context(Context*, Context) {
+    asm volatile(
+        "push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+        "mov %rsp, (%rdi)\n mov %rsi, %rsp\n"
+        "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
+}
+
+// A context that enters `main` on a new stack when it is first switched to.
+inline void make_context(Context& context, char* stack, size_t bytes, void (*main)()) {
+    auto top = (reinterpret_cast<uintptr_t>(stack) + bytes) & ~uintptr_t{15};
+    auto* slots = reinterpret_cast<void**>(top);
+    *--slots = nullptr;  // where main would return to: it does not; also what the ABI's alignment asks for
+    *--slots = reinterpret_cast<void*>(main);
+    for (int i = 0; i < 6; ++i) *--slots = nullptr;
+    context = slots;
+}
+
+inline void switch_to(Context& from, Context& to) { switch_context(&from, to); }
+#else
+using Context = ucontext_t;
+
+inline void make_context(Context& context, char* stack, size_t bytes, void (*main)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = bytes;
+    context.uc_link = nullptr;
+    makecontext(&context, main, 0);
+}
+
+inline void switch_to(Context& from, Context& to) { swapcontext(&from, &to); }
+#endif
+
 enum class State { kReady, kAtBarrier, kAtWarp, kDone };
 
 struct Fiber {
-    ucontext_t context;
+    Context context{};
     char* stack = nullptr;
     State state = State::kReady;
     int line = 0;          // of the barrier or collective that it waits at
@@ -82,7 +122,8 @@ struct Access {
 struct SharedArray {
     std::vector<uint64_t> words;  // 8-byte aligned storage
     size_t bytes = 0;
-    std::vector<Access> writer, reader, other_reader;
+    std::vector<Access> writer;
+    std::vector<std::vector<Access>> readers;  // of each element, two for each warp
 };
 
 struct Block {
@@ -95,7 +136,7 @@ struct Block {
     std::map<const void*, SharedArray> shared;
     std::function<void()> body;
     std::string fault;
-    ucontext_t scheduler;
+    Context scheduler{};
     void* scheduler_fake_stack = nullptr;
     const void* scheduler_stack = nullptr;
     size_t scheduler_stack_bytes = 0;
@@ -114,7 +155,7 @@ inline void leave(bool for_ever) {
 #if HEADWAY_EMULATOR_ASAN
     __sanitizer_start_switch_fiber(for_ever ? nullptr : &fiber.fake_stack, b.scheduler_stack, b.scheduler_stack_bytes);
 #endif
-    swapcontext(&fiber.context, &b.scheduler);
+    switch_to(fiber.context, b.scheduler);
 #if HEADWAY_EMULATOR_ASAN
     __sanitizer_finish_switch_fiber(fiber.fake_stack, &b.scheduler_stack, &b.scheduler_stack_bytes);
 #else
@@ -154,7 +195,7 @@ inline void enter(Block& b, int thread) {
 #if HEADWAY_EMULATOR_ASAN
     __sanitizer_start_switch_fiber(&b.scheduler_fake_stack, fiber.stack, kStackBytes);
 #endif
-    swapcontext(&b.scheduler, &fiber.context);
+    switch_to(b.scheduler, fiber.context);
 #if HEADWAY_EMULATOR_ASAN
     __sanitizer_finish_switch_fiber(b.scheduler_fake_stack, nullptr, nullptr);
 #endif
@@ -168,11 +209,7 @@ inline void start_fibers(Block& b) {
 #if HEADWAY_EMULATOR_ASAN
         ASAN_UNPOISON_MEMORY_REGION(fiber.stack, kStackBytes);
 #endif
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = kStackBytes;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, fiber_main, 0);
+        make_context(fiber.context, fiber.stack, kStackBytes, fiber_main);
     }
     b.barriers = 0;
     b.shared.clear();
@@ -275,9 +312,9 @@ inline void launch(dim3 grid, int num_threads, std::function<void()> body) {
     b.body = std::move(body);
     b.fibers.resize(static_cast<size_t>(num_threads));
     b.slots.resize(2 * static_cast<size_t>(num_threads));
-    std::unique_ptr<char[]> stacks(new char[kStackBytes * static_cast<size_t>(num_threads)]);
-    for (int i = 0; i < num_threads; ++i)
-        b.fibers[static_cast<size_t>(i)].stack = stacks.get() + kStackBytes * static_cast<size_t>(i);
+    static thread_local std::vector<std::unique_ptr<char[]>> stacks;  // kept: the pages of new ones would cost more
+    while (stacks.size() < static_cast<size_t>(num_threads)) stacks.emplace_back(new char[kStackBytes]);
+    for (int i = 0; i < num_threads; ++i) b.fibers[static_cast<size_t>(i)].stack = stacks[static_cast<size_t>(i)].get();
     unsigned chosen = seed();
     std::mt19937 random(chosen);
     std::vector<dim3> order;
@@ -296,9 +333,6 @@ inline void launch(dim3 grid, int num_threads, std::function<void()> body) {
         abandon(b, fault.what());
         last_fault() = "block " + std::to_string(b.index.x) + ": " + fault.what();
     }
-#if HEADWAY_EMULATOR_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(stacks.get(), kStackBytes * static_cast<size_t>(num_threads));
-#endif
     block() = outer;
 }
 
@@ -330,13 +364,7 @@ class SharedElement {
         if (writer.thread < 0)
             throw Fault(std::string("shared ") + name_ + "[" + std::to_string(index_) + "] is read before it is written");
         if (concurrent(writer, now)) race(name_, index_, writer, now, "a write and a read");
-        // Two readers are kept, of different threads: a later writer must be ordered after every one of them, and
-        // whichever thread it is, one of two different ones is not its own.
-        Access& first = array_.reader[index_];
-        if (first.thread >= 0 && first.thread != now.thread && first.barriers == now.barriers)
-            array_.other_reader[index_] = now;
-        else
-            first = now;
+        note_reader(now);
         T value;
         std::memcpy(&value, address(), sizeof(T));
         return value;
@@ -345,7 +373,7 @@ class SharedElement {
     T operator=(T value) {
         Access now = access_now();
         if (concurrent(array_.writer[index_], now)) race(name_, index_, array_.writer[index_], now, "two writes");
-        for (const Access& reader : {array_.reader[index_], array_.other_reader[index_]})
+        for (const Access& reader : array_.readers[index_])
             if (concurrent(reader, now)) race(name_, index_, reader, now, "a read and a write");
         array_.writer[index_] = now;
         std::memcpy(address(), &value, sizeof(T));
@@ -356,6 +384,21 @@ class SharedElement {
     T operator+=(T value) { return *this = static_cast<T>(*this) + value; }
 
   private:
+    // Of each warp the latest readers are kept, two of different threads: a later write must be ordered after every
+    // reader, earlier ones of the warp are ordered before these, and whoever writes, one of two is another thread.
+    void note_reader(const Access& now) const {
+        std::vector<Access>& all = array_.readers[index_];
+        if (all.empty()) all.resize(2 * static_cast<size_t>((block()->num_threads + kWarp - 1) / kWarp));
+        Access* of_warp = &all[2 * static_cast<size_t>(now.thread / kWarp)];
+        bool is_latest = of_warp[0].thread >= 0 && of_warp[0].barriers == now.barriers && of_warp[0].rounds == now.rounds;
+        if (!is_latest) {
+            of_warp[0] = now;
+            of_warp[1] = Access{};
+        } else if (of_warp[0].thread != now.thread) {
+            of_warp[1] = now;
+        }
+    }
+
     char* address() const { return reinterpret_cast<char*>(array_.words.data()) + index_ * sizeof(T); }
 
     SharedArray& array_;
@@ -371,8 +414,7 @@ class Shared {
         array_.bytes = count * sizeof(T);
         array_.words.resize((array_.bytes + 7) / 8);
         array_.writer.resize(count);
-        array_.reader.resize(count);
-        array_.other_reader.resize(count);
+        array_.readers.resize(count);
     }
 
     SharedElement<T> operator[](int64_t index) const {

@@ -289,27 +289,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     write_partials(run, staged, histogram, partials, static_cast<int64_t>(gridDim.x));
 }
 
-// One thread block a column: sums and buckets are added, peaks compared, in an order that only the rows decide.
+// One warp a column: sums and buckets are added, peaks compared, in an order that only the number of rows decides.
 __global__ void __launch_bounds__(kThreads) policy_finish(const float* partials, int64_t num_rows, double* results) {
-    HEADWAY_SHARED(double, staged, kThreads);
-    int column = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) / kWarpSize;
+    int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    if (column >= kColumns) return;
     bool is_peak = column >= kNumSums && column < kNumSums + kNumPeaks;
     double total = column == kNumSums ? -INFINITY : 0.0;
-    for (int64_t row = thread; row < num_rows; row += kThreads) {
+    for (int64_t row = lane; row < num_rows; row += kWarpSize) {
         double part = static_cast<double>(partials[column * num_rows + row]);
         total = is_peak ? fmax(total, part) : total + part;
     }
-    staged[thread] = total;
-    __syncthreads();
-    for (int half = kThreads / 2; half > 0; half /= 2) {
-        if (thread < half) {
-            double other = staged[thread + half];
-            total = is_peak ? fmax(total, other) : total + other;
-            staged[thread] = total;
-        }
-        __syncthreads();
+    for (int step = 16; step > 0; step >>= 1) {
+        double other = __shfl_xor_sync(kAllLanes, total, step);
+        total = is_peak ? fmax(total, other) : total + other;
     }
-    if (thread == 0) results[column] = total;
+    if (lane == 0) results[column] = total;
 }
 
 }  // namespace
@@ -343,6 +338,6 @@ int headway_cuda_policy_loss(const HeadwayPolicyOptions* options, const float* l
         auto* kernel = segmented ? policy_tokens<true> : policy_tokens<false>;
         HEADWAY_LAUNCH(kernel, rows, kThreads, stream, copied, in, segments, num_tokens, coefficient, partials);
     }
-    HEADWAY_LAUNCH(policy_finish, kColumns, kThreads, stream, partials, rows, results);
+    HEADWAY_LAUNCH(policy_finish, ceil_div(kColumns, kWarps), kThreads, stream, partials, rows, results);
     return scope.launched();
 }

@@ -55,10 +55,7 @@ class PackPart(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("source", "target", "scales")),
-        *(
-            (name, c_int64)
-            for name in ("rows", "columns", "source_stride", "target_stride", "scale_stride")
-        ),
+        *((name, c_int64) for name in ("rows", "columns", "source_stride", "target_stride", "scale_stride")),
         *((name, c_int32) for name in ("source_dtype", "target_dtype", "format", "reserved")),
         ("groups_per_row", c_int64),
         ("reciprocal", c_double),
@@ -67,7 +64,7 @@ class PackPart(Structure):
 
 _P, _I, _N, _F = c_void_p, c_int, c_int64, c_float
 _PLACE = (_I, _P)  # device, stream
-_SIGNATURES: dict[str, tuple[type, tuple[type, ...]]] = {
+SIGNATURES: dict[str, tuple[type, tuple[type, ...]]] = {
     "abi": (c_int, ()),
     "is_emulated": (c_int, ()),
     "num_devices": (c_int, ()),
@@ -102,7 +99,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         try:
             self._lib = CDLL(str(path))
-            for name, (result, arguments) in _SIGNATURES.items():
+            for name, (result, arguments) in SIGNATURES.items():
                 function = getattr(self._lib, f"headway_cuda_{name}")
                 function.restype, function.argtypes = result, list(arguments)
         except (OSError, AttributeError) as error:
@@ -138,7 +135,7 @@ class Library:
         return self._lib.headway_cuda_policy_columns()
 
     def call(self, name: str, device: torch.device, *arguments: object) -> None:
-        """Enqueues an op on the device's current stream; tensors pass as their pointers, None as null.
+        """Enqueues an op on the current stream of a tensor's device; tensors pass as their pointers, None as null.
 
         Raises:
             KernelFault: the launch failed.
@@ -146,7 +143,7 @@ class Library:
         raw = [item.data_ptr() if isinstance(item, Tensor) else item for item in arguments]
         index, stream = 0, None
         if not self.is_emulated:
-            index = device.index if device.index is not None else torch.cuda.current_device()
+            index = device.index  # a tensor's device always has one
             stream = torch.cuda.current_stream(index).cuda_stream
         code = getattr(self._lib, f"headway_cuda_{name}")(*raw, index, stream)
         if code:
@@ -159,7 +156,11 @@ class Library:
         if len(devices) > 1:
             return f"its tensors are on several devices: {', '.join(sorted(map(str, devices)))}"
         if any(device.type != expected for device in devices):
-            kind = "emulated CUDA kernels take CPU tensors" if self.is_emulated else "CUDA kernels take CUDA tensors"
+            kind = (
+                "emulated CUDA kernels take CPU tensors"
+                if self.is_emulated
+                else "CUDA kernels take CUDA tensors"
+            )
             return f"{kind}; got {', '.join(map(str, devices))}"
         return None
 

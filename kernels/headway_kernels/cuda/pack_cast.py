@@ -90,9 +90,16 @@ class PackTable:
 
     def run(self) -> None:
         """Moves every part; enqueues one launch on the current stream."""
-        self._lib.call(
-            "pack_cast", self._device, self._table, self._first_tiles, len(self._parts), 0, self._num_tiles
-        )
+        if self._num_tiles:
+            self._lib.call(
+                "pack_cast",
+                self._device,
+                self._table,
+                self._first_tiles,
+                len(self._parts),
+                0,
+                self._num_tiles,
+            )
 
 
 def _describe(part: Part) -> PackPart:
@@ -100,7 +107,8 @@ def _describe(part: Part) -> PackPart:
         raise UnsupportedOption(f"pack_cast: format {part.format!r}; choose from {', '.join(FORMATS)}")
     if part.source.shape != part.target.shape or part.source.dim() not in (1, 2):
         raise ShapeError(
-            f"pack_cast: source {list(part.source.shape)}, target {list(part.target.shape)}; expected one shape [C] or [R, C]"
+            f"pack_cast: source {list(part.source.shape)}, target {list(part.target.shape)}; "
+            "expected one shape, [C] or [R, C]"
         )
     lib, floats = library(), tuple(DTYPE_CODES)
     for name, tensor, dtypes in (
@@ -141,7 +149,9 @@ def _check_scales(part: Part) -> Tensor | None:
     dtype = torch.float32 if part.format == "fp8_block" else torch.uint8
     require("pack_cast: scales", part.scales, (dtype,), library())
     if tuple(part.scales.shape) != shape:
-        raise ShapeError(f"pack_cast: scales are {list(part.scales.shape)}; expected {list(shape)} for {part.format!r}")
+        raise ShapeError(
+            f"pack_cast: scales are {list(part.scales.shape)}; expected {list(shape)} for {part.format!r}"
+        )
     return part.scales
 
 

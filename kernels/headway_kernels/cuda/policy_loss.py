@@ -53,15 +53,18 @@ def cuda_policy_loss(
         limit = m2_limit.to(logp.device, torch.float64)
     rows = lib.policy_rows(options, num_tokens, num_segments)
     assert lib.policy_columns() == _NUM_RESULTS
-    coefficient = torch.empty_like(logp)
-    partials = logp.new_empty(_NUM_RESULTS * rows)
+    coefficient = torch.empty_like(logp, dtype=torch.float32, memory_format=torch.contiguous_format)
+    partials = logp.new_empty(_NUM_RESULTS * rows, dtype=torch.float32)
     results = logp.new_empty(_NUM_RESULTS, dtype=torch.float64)
-    inputs = (logp, behaviour, advantage, token_weight, proximal, reference, entropy)
+    inputs = [
+        None if each is None else each.float().contiguous()
+        for each in (logp, behaviour, advantage, token_weight, proximal, reference, entropy)
+    ]
     lib.call(
         "policy_loss",
         logp.device,
         options,
-        *(None if each is None else each.contiguous() for each in inputs),
+        *inputs,
         limit,
         offsets,
         num_tokens,

@@ -32,14 +32,23 @@ def cuda_segment_scan(
     Reads the offsets on the host (a sync where they are on the GPU: keep them on the CPU).
     """
     check_segments(segments, rewards.shape[0])
-    advantage, target = torch.empty_like(rewards), torch.empty_like(rewards)
+    floats = [
+        None if each is None else each.float().contiguous()
+        for each in (rewards, values, log_ratio, bootstrap)
+    ]
+    reward, value, ratio, after = floats
+    assert reward is not None
+    advantage, target = torch.empty_like(reward), torch.empty_like(reward)
     library().call(
         "segment_scan",
         rewards.device,
         KINDS.index(kind),
-        rewards.contiguous(),
+        reward,
         segments.to(rewards.device).contiguous(),
-        *(None if each is None else each.contiguous() for each in (values, log_ratio, mask, bootstrap)),
+        value,
+        ratio,
+        None if mask is None else mask.contiguous(),
+        after,
         segments.shape[0] - 1,
         gamma,
         lam,

@@ -43,14 +43,17 @@ class DeviceDelta:
 
     def to_host(self) -> Delta:
         """A copy on the CPU; waits for it."""
-        formats, offsets, payload = (each.cpu().numpy() for each in (self.formats, self.offsets, self.payload))
+        formats, offsets, payload = (
+            each.cpu().numpy() for each in (self.formats, self.offsets, self.payload)
+        )
         return Delta(self.num_elements, self.dtype, formats, offsets, payload, self.num_changed)
 
     @staticmethod
     def from_host(delta: Delta, device: torch.device | str) -> DeviceDelta:
         """A copy of a valid delta on the device."""
         formats, offsets, payload = (
-            torch.from_numpy(np.array(each)).to(device) for each in (delta.formats, delta.offsets, delta.payload)
+            torch.from_numpy(np.array(each)).to(device)
+            for each in (delta.formats, delta.offsets, delta.payload)
         )
         return DeviceDelta(delta.num_elements, delta.dtype, formats, offsets, payload, delta.num_changed)
 
@@ -148,7 +151,9 @@ def apply_slices(delta: DeviceDelta, table: DeviceTable, *, cast: bool = False) 
     if table.num_elements != delta.num_elements:
         raise ShapeError(f"the delta has {delta.num_elements} elements, the table {table.num_elements}")
     if not cast and table.dtypes - {delta.dtype}:
-        raise ShapeError(f"destinations are {table.dtypes}, the delta {delta.dtype}; pass cast=True to convert")
+        raise ShapeError(
+            f"destinations are {table.dtypes}, the delta {delta.dtype}; pass cast=True to convert"
+        )
     library().call(
         "delta_apply_slices", delta.payload.device, delta.formats, delta.offsets, delta.payload,
         DTYPE_CODES[delta.dtype], delta.num_elements, table.runs, table.reciprocals, table.block_offsets,
@@ -178,5 +183,7 @@ def _check_pieces(lib: Library, pieces: Sequence[Tensor], old: Tensor, update: b
     if count != old.numel():
         raise ShapeError(f"the pieces have {count} elements, old {old.numel()}")
     if not update and (len(pieces) != 1 or source != old.dtype):
-        raise ShapeError(f"without update the new values are one {old.dtype} tensor; got {len(pieces)} of {source}")
+        raise ShapeError(
+            f"without update the new values are one {old.dtype} tensor; got {len(pieces)} of {source}"
+        )
     return source

@@ -17,7 +17,24 @@ enum Fault : int {
     kSharedOutOfBounds,
     kNeverWritten,
     kGlobalOutOfBounds,
+    kForgottenReader,
 };
+
+// Warp 1 reads, lanes of warp 0 read again and again behind warp collectives, then warp 0 writes: one race, with warp 1.
+__global__ void forgotten_reader(int* data) {
+    HEADWAY_SHARED(int, staged, 1);
+    int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) staged[0] = 7;
+    __syncthreads();
+    int sum = 0;
+    for (int i = 0; i < (thread < kWarpSize ? 4 : 1); ++i) {
+        sum += staged[0];
+        __syncwarp();
+    }
+    if (thread < kWarpSize) __syncwarp();
+    if (thread == 1) staged[0] = sum;
+    data[thread] = sum;
+}
 
 __global__ void reverse(int fault, int* data) {
     HEADWAY_SHARED(int, staged, kThreads);
@@ -48,7 +65,10 @@ using namespace headway;
 // 0, or kEmulatorFault; headway_fault_message says what.
 extern "C" __attribute__((visibility("default"))) int headway_fault(int fault, int* data) {
     DeviceScope scope(0);
-    HEADWAY_LAUNCH(reverse, 1, kThreads, nullptr, fault, data);
+    if (fault == kForgottenReader)
+        HEADWAY_LAUNCH(forgotten_reader, 1, kThreads, nullptr, data);
+    else
+        HEADWAY_LAUNCH(reverse, 1, kThreads, nullptr, fault, data);
     return scope.launched();
 }
 
