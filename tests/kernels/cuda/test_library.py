@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headway_kernels import registry
-from headway_kernels.cuda.library import Library, library
+from headway_kernels.cuda.library import SIGNATURES, Library, library
 from headway_kernels.errors import BackendUnavailable
 from headway_kernels.objective import Objective
 from headway_kernels.policy_loss import policy_loss
