@@ -22,7 +22,9 @@ from headway_kernels.policy_loss import policy_loss
 from headway_kernels.policy_stats import SUMS
 
 ROWS = (*OBJECTIVES, *CORRECTED)
-TERMS = tuple(itertools.product(MASKS, HEADS, ("none", "k1", "k2", "k3"), (0.0, 0.05), (1, 5, 100)))
+OPTIONS = itertools.product(MASKS, HEADS, ("none", "k1", "k2", "k3"), (0.0, 0.05))
+# The chunk's size is not crossed with the rest, it goes round.
+TERMS = tuple((*terms, rows) for terms, rows in zip(OPTIONS, itertools.cycle((1, 5, 100))))
 OTHERS = [name for name in registry.ORDER if name != "reference"]
 
 
@@ -56,7 +58,7 @@ def test_head_loss_step_is_right_or_refused(backend: str) -> None:
     """Every row of the table, with a diagonal through masks, heads, KL, entropy and chunk sizes."""
     if backend not in backends("head_loss_step"):
         pytest.skip(f"{backend}: {registry.available('head_loss_step')[backend]}")
-    computed = [check_head(backend, options, TERMS[index % 331 :: 331]) for index, options in enumerate(ROWS)]
+    computed = [check_head(backend, options, TERMS[index % 101 :: 101]) for index, options in enumerate(ROWS)]
     assert sum(computed) > 0, "it refuses every call"
 
 
