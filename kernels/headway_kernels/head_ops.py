@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from headway_kernels.errors import UnsupportedOption
 from headway_kernels.head_results import CHUNK_BYTES, HeadLogp, HeadLoss, compute_dtype
 from headway_kernels.head_shard import VocabShard
 from headway_kernels.objective import Objective
-from headway_kernels.policy_ops import stats_like
+from headway_kernels.policy_ops import apart, stats_like
 from headway_kernels.policy_stats import PolicyStats
 
 # loss, x_grad, logp, entropy (empty if not wanted), sums, peaks, buckets
@@ -27,7 +28,9 @@ def _refuse_shard(op: str, shard: VocabShard | None) -> None:
 
 def _unpack(out: HeadLoss) -> LossTensors:
     entropy = out.logp.new_empty(0) if out.entropy is None else out.entropy
-    return out.loss, out.x_grad, out.logp, entropy, out.stats.sums, out.stats.peaks, out.stats.buckets
+    stats = out.stats
+    outputs = apart(out.loss, out.x_grad, out.logp, entropy, stats.sums, stats.peaks, stats.buckets)
+    return typing.cast(LossTensors, outputs)
 
 
 def _pack(tensors: LossTensors, with_entropy: bool) -> HeadLoss:
@@ -52,10 +55,11 @@ def _head_logp(
     x: Tensor, weight: Tensor, target: Tensor, inv_temperature: Tensor, bias: Tensor | None,
     softcap: float | None, logit_scale: float | None, chunk_bytes: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    logp, logsumexp, entropy = head_module.head_logp(
+    out = head_module.head_logp(
         x, weight, target, inv_temperature=inv_temperature, bias=bias, softcap=softcap, logit_scale=logit_scale,
         chunk_bytes=chunk_bytes, backend=backend,
     )  # fmt: skip
+    logp, logsumexp, entropy = apart(*out)
     return logp, logsumexp, entropy
 
 
@@ -148,10 +152,11 @@ def _head_masked(
     x: Tensor, weight: Tensor, target: Tensor, offsets: Tensor, ids: Tensor, inv_temperature: Tensor,
     bias: Tensor | None, softcap: float | None, logit_scale: float | None, chunk_bytes: int, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    logp, logsumexp, entropy = masked_module.head_masked(
+    out = masked_module.head_masked(
         x, weight, target, offsets, ids, inv_temperature=inv_temperature, bias=bias, softcap=softcap,
         logit_scale=logit_scale, chunk_bytes=chunk_bytes, backend=backend,
     )  # fmt: skip
+    logp, logsumexp, entropy = apart(*out)
     return logp, logsumexp, entropy
 
 

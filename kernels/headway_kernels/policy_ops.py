@@ -26,6 +26,20 @@ def stats_like(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sums, peaks, buckets
 
 
+def apart(*outputs: Tensor) -> tuple[Tensor, ...]:
+    """The outputs, cloned where they are views of one tensor: a custom op must not return aliases.
+
+    In eager mode a back-end may return such views.
+    """
+    seen: set[int] = set()
+    out: list[Tensor] = []
+    for tensor in outputs:
+        storage = tensor.untyped_storage().data_ptr()
+        out.append(tensor.clone() if storage in seen and storage else tensor)
+        seen.add(storage)
+    return tuple(out)
+
+
 @torch.library.custom_op("headway::policy_loss", mutates_args=())
 def _policy_loss(
     logp: Tensor,
@@ -46,7 +60,10 @@ def _policy_loss(
         entropy=entropy, m2_limit=m2_limit, objective=Objective.from_text(objective), first_index=first_index,
         backend=backend,
     )  # fmt: skip
-    return out.loss, out.coefficient, out.stats.sums, out.stats.peaks, out.stats.buckets
+    loss, coefficient, *stats = apart(
+        out.loss, out.coefficient, out.stats.sums, out.stats.peaks, out.stats.buckets
+    )
+    return loss, coefficient, stats[0], stats[1], stats[2]
 
 
 @_policy_loss.register_fake
@@ -97,7 +114,8 @@ def _segment_scan(
         kind, rewards, segments, values=values, log_ratio=log_ratio, mask=mask, bootstrap=bootstrap,  # type: ignore[arg-type]
         gamma=gamma, lam=lam, rho_cap=rho_cap, c_cap=c_cap, backend=backend,
     )  # fmt: skip
-    return out.advantage, out.target
+    advantage, target = apart(out.advantage, out.target)
+    return advantage, target
 
 
 @_segment_scan.register_fake

@@ -121,6 +121,16 @@ def test_meta_tensors_have_the_shapes_and_dtypes_of_real_ones() -> None:
         assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
 
 
+def test_outputs_that_are_views_of_one_tensor_are_cloned() -> None:
+    """A back-end may return such views; a custom op must not."""
+    both = torch.arange(6.0).view(2, 3)
+    first, second, empty, other = policy_ops.apart(both[0], both[1], torch.empty(0), torch.empty(0))
+    assert first.data_ptr() == both.data_ptr()
+    assert second.untyped_storage().data_ptr() != both.untyped_storage().data_ptr()
+    assert torch.equal(second, both[1])
+    assert empty.numel() == other.numel() == 0
+
+
 def test_a_shard_cannot_be_traced() -> None:
     d = inputs("meta")
     with pytest.raises(UnsupportedOption, match="shard"):
