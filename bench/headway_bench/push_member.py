@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from headway.types import Manifest, PolicyVersion, TensorSpec
@@ -50,7 +49,7 @@ def open_end(channel: str, address: str, digest: str, manifest: Manifest | None 
         return TcpReceiver(address, "bench", digest)
     if channel == "store":
         from headway.weights.blobs import open_blobs
-        from headway.weights.store import StoreReceiver
+        from headway.weights.store_receiver import StoreReceiver
 
         return StoreReceiver(open_blobs(address.removeprefix("store:")), "bench", digest, poll_s=0.001)
     from headway.weights.collective_receiver import CollectiveReceiver
@@ -91,18 +90,17 @@ def wait_for(end: ChannelReceiver, held: PolicyVersion | None, state: str) -> Pa
 
 
 def serve_raw(arguments: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Plain TCP, straight into the destination; with or without a digest over what came."""
+    """Plain TCP, straight into the destination, without a digest."""
     into = touched(arguments["num_bytes"])
-    connection = socket.create_connection(("127.0.0.1", arguments["port"]))
+    connection = socket.socket()
+    if arguments["buffer_bytes"]:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, arguments["buffer_bytes"])
+    connection.connect(("127.0.0.1", arguments["port"]))
 
     def receive(command: dict[str, Any]) -> dict[str, Any]:
-        view, at, digested = memoryview(into), 0, 0
-        digest = xxhash.xxh3_64()
+        view, at = memoryview(into), 0
         while at < into.nbytes:
             at += connection.recv_into(view[at : at + PIECE_BYTES])
-            if command["digest"] and (at - digested >= PIECE_BYTES or at == into.nbytes):
-                digest.update(view[digested:at])
-                digested = at
         return {"done_at": time.monotonic(), "byte": int(into[command["probe"]])}
 
     return receive
@@ -125,14 +123,15 @@ def serve_files(arguments: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 def serve_gloo(arguments: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """The receiving rank of a gloo broadcast into the destination."""
-    import torch.distributed as dist
+    from headway.weights.collective_group import BroadcastGroup, Rendezvous
 
     into = torch.from_numpy(touched(arguments["num_bytes"]))
-    dist.init_process_group("gloo", init_method=arguments["init"], rank=1, world_size=2)
+    rendezvous = Rendezvous("127.0.0.1", arguments["port"], timeout_s=DEADLINE_S)
+    group = BroadcastGroup(rendezvous, "bench", 1, 2, backend="gloo", stall_s=DEADLINE_S)
 
     def receive(command: dict[str, Any]) -> dict[str, Any]:
         for piece in into.split(arguments["piece_bytes"]):
-            dist.broadcast(piece, 0)
+            group.broadcast(piece)
         return {"done_at": time.monotonic(), "byte": int(into[command["probe"]])}
 
     return receive

@@ -27,8 +27,17 @@ from headway.weights import ChannelSender, Payload, PayloadHeader, PayloadKind, 
 from headway_bench.push_process import MemberProcess
 
 CHANNELS = ("tcp", "store", "collective")
-BASELINES = ("memcpy", "raw tcp", "raw tcp + digest", "gloo broadcast", "safetensors", "torch.save")
+BASELINES = (
+    "memcpy",
+    "raw tcp",
+    "raw tcp, small buffers",
+    "gloo broadcast",
+    "gloo in pieces",
+    "safetensors",
+    "torch.save",
+)
 GLOO_PIECE_BYTES = 16 << 20
+RAW_BUFFER_BYTES = 256 << 10
 DEADLINE_S = 300.0
 
 
@@ -101,37 +110,42 @@ class WireContestant:
             self._start("channel", channel=name, address=sender.address, num_bytes=size)
             return lambda: sender.publish(whole_publication(self._source), DEADLINE_S)
         if name.startswith("raw tcp"):
-            return self._open_raw(digest=name.endswith("digest"))
-        if name == "gloo broadcast":
-            return self._open_gloo()
+            return self._open_raw(RAW_BUFFER_BYTES if name.endswith("small buffers") else 0)
+        if name.startswith("gloo"):
+            return self._open_gloo(GLOO_PIECE_BYTES if name.endswith("pieces") else size)
         return self._open_files(name, folder)
 
     def _start(self, role: str, **arguments: Any) -> None:
         self._member = MemberProcess(role, **arguments)
         self._stack.callback(self._member.close)
 
-    def _open_raw(self, *, digest: bool) -> Callable[[], None]:
+    def _open_raw(self, buffer_bytes: int) -> Callable[[], None]:
+        """Plain TCP, with the kernel's own buffers or with ones that fit in the cache, which are faster here."""
         listener = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.settimeout(DEADLINE_S)
-        self._start("raw", port=listener.getsockname()[1], num_bytes=self._source.memory.nbytes)
-        self._command = {"digest": digest}
+        if buffer_bytes:  # inherited by what it accepts
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        size, port = self._source.memory.nbytes, listener.getsockname()[1]
+        self._start("raw", port=port, num_bytes=size, buffer_bytes=buffer_bytes)
         connection, _ = listener.accept()
+        connection.settimeout(None)
         self._stack.enter_context(connection)
         return lambda: connection.sendall(memoryview(self._source.memory))
 
-    def _open_gloo(self) -> Callable[[], None]:
-        import torch.distributed as dist
+    def _open_gloo(self, piece_bytes: int) -> Callable[[], None]:
+        """As one tensor, which is the plain use, or in the pieces that suit it best."""
+        from headway.weights.collective_group import BroadcastGroup, Rendezvous
 
-        init = f"file://{tempfile.mktemp(prefix='headway-bench-')}"
+        rendezvous = Rendezvous("127.0.0.1", 0, timeout_s=DEADLINE_S)
         size = self._source.memory.nbytes
-        self._start("gloo", init=init, piece_bytes=GLOO_PIECE_BYTES, num_bytes=size)
-        dist.init_process_group("gloo", init_method=init, rank=0, world_size=2)
-        self._stack.callback(dist.destroy_process_group)
-        pieces = torch.from_numpy(self._source.memory).split(GLOO_PIECE_BYTES)
+        self._start("gloo", port=rendezvous.port, piece_bytes=piece_bytes, num_bytes=size)
+        group = BroadcastGroup(rendezvous, "bench", 0, 2, backend="gloo", stall_s=DEADLINE_S)
+        self._stack.callback(group.close)
+        pieces = torch.from_numpy(self._source.memory).split(piece_bytes)
 
         def broadcast() -> None:
             for piece in pieces:
-                dist.broadcast(piece, 0)
+                group.broadcast(piece)
 
         return broadcast
 

@@ -185,13 +185,13 @@ class PushConfig(Section):
     )
     bind: str = Field(
         default="",
-        description="tcp://HOST:PORT of the tcp channel; empty: the host of stream.bind, a port that is free",
+        description="tcp://HOST:PORT of the tcp channel, PORT + 1 for its data; empty: stream.bind's host, free ports",
     )
     chunk_kib: int = Field(
         default=1024, ge=16, le=65536, description="of weights, per message (tcp); each has a digest"
     )
     chunks_in_flight: int = Field(
-        default=16, ge=1, le=256, description="asked for and not yet there, per receiver (tcp)"
+        default=16, ge=1, le=256, description="asked for and not yet there, per receiver (tcp with stream.keys)"
     )
     fan_out: int = Field(
         default=2,

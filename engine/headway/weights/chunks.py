@@ -7,6 +7,7 @@ it, against everything that came before, and a transfer that goes on after a cut
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,9 +89,9 @@ class Parts:
 
 
 class ChunkedPayload:
-    """A payload that is all there, chunk by chunk; digests are made in order, as far as they are asked for.
+    """A payload that is all there, chunk by chunk, for any number of threads.
 
-    Making a digest as its chunk is about to be sent leaves the chunk in the cache for the copy into the kernel.
+    Digests are made in order, as far as they are asked for. Making a digest as its chunk is about to be sent leaves the chunk in the cache for the copy into the kernel.
 
     Args:
         parts: bytes that do not change; num_bytes: of all of them.
@@ -104,6 +105,7 @@ class ChunkedPayload:
         self._parts = Parts(parts)
         self._state = xxhash.xxh3_64()
         self._digests: list[int] = []
+        self._lock = threading.Lock()
         if self._parts.num_bytes != num_bytes:
             raise WeightError(
                 f"a payload's header names {num_bytes} bytes, its parts hold {self._parts.num_bytes}"
@@ -121,9 +123,10 @@ class ChunkedPayload:
             IndexError: no such chunk.
         """
         self.plan.bounds(index)
-        while len(self._digests) <= index:
-            self._state.update(self._parts.slice(*self.plan.bounds(len(self._digests))))
-            self._digests.append(self._state.intdigest())
+        with self._lock:
+            while len(self._digests) <= index:
+                self._state.update(self._parts.slice(*self.plan.bounds(len(self._digests))))
+                self._digests.append(self._state.intdigest())
         return self._digests[index], self._parts.slice(*self.plan.bounds(index))
 
 
@@ -162,15 +165,29 @@ class Assembly:
     def add(self, digest: int, body: memoryview) -> bool:
         """Verify the next chunk, then keep it; False, with nothing kept, when size or digest are wrong."""
         start, end = self.plan.bounds(self.num_ready)
-        if body.nbytes != end - start:
+        if body.nbytes != end - start or not self._matches(digest, body):
             return False
+        self._into[start:end] = body
+        self._digests.append(digest)
+        return True
+
+    def next_chunk(self) -> memoryview:
+        """Where the next chunk belongs; what is written there counts once `keep` has found it right."""
+        return self._into[slice(*self.plan.bounds(self.num_ready))]
+
+    def keep(self, digest: int) -> bool:
+        """Verify what was written to `next_chunk`; False when it is wrong."""
+        if not self._matches(digest, self.next_chunk()):
+            return False
+        self._digests.append(digest)
+        return True
+
+    def _matches(self, digest: int, body: memoryview) -> bool:
         state = self._state.copy()
         state.update(body)
         if state.intdigest() != digest:
             return False
-        self._into[start:end] = body
         self._state = state
-        self._digests.append(digest)
         return True
 
     def chunk(self, index: int) -> tuple[int, memoryview]:

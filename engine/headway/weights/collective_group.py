@@ -193,7 +193,7 @@ class BroadcastGroup:
             piece = whole.slice(start, end)
             digest.update(piece)
             _check_deadline(deadline, start, num_bytes)
-            self._broadcast(_as_tensor(piece).to(self._device), start)
+            self.broadcast(_as_tensor(piece).to(self._device), start)
         return digest.hexdigest()
 
     def receive(self, into: memoryview, deadline: float) -> str:
@@ -204,15 +204,20 @@ class BroadcastGroup:
             _check_deadline(deadline, start, into.nbytes)
             target = torch.frombuffer(piece, dtype=torch.uint8)
             if self._device.type == "cpu":
-                self._broadcast(target, start)
+                self.broadcast(target, start)
             else:
                 landing = torch.empty_like(target, device=self._device)
-                self._broadcast(landing, start)
+                self.broadcast(landing, start)
                 target.copy_(landing)
             digest.update(piece)
         return digest.hexdigest()
 
-    def _broadcast(self, chunk: torch.Tensor, at: int) -> None:
+    def broadcast(self, chunk: torch.Tensor, at: int = 0) -> None:
+        """One operation: rank 0's chunk, in place, in all others' of the same size; `at` is for the error.
+
+        Raises:
+            WeightError: a member was lost, or stalled.
+        """
         options = dist.BroadcastOptions()
         options.rootRank = 0
         try:

@@ -149,7 +149,7 @@ def open_receiver(
             insecure=config.stream.insecure,
         )
     if address.startswith("store:"):
-        from headway.weights.store import StoreReceiver
+        from headway.weights.store_receiver import StoreReceiver
 
         # By this side's own recipe: a store may be mounted elsewhere here.
         return StoreReceiver(_store_blobs(config, run_id), run_id, manifest.digest)

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
 
+from headway.config.address import split_tcp
 from headway.errors import DeadlineExceeded, UnsupportedOption, WeightError, WireError
 from headway.stream.endpoint import LOOPBACK, bind
 from headway.stream.security import ServerSecurity
 from headway.stream.transport import receive_frames
-from headway.weights.channel import Payload, PayloadHeader, Publication
-from headway.weights.chunks import ChunkedPayload
+from headway.weights.channel import PayloadHeader, Publication
 from headway.weights.relay import LEARNER, RelayTree
 from headway.weights.serving import MAX_PEERS, ChunkServer
+from headway.weights.shelf import Shelf
+from headway.weights.tcp_data import DataServer
 from headway.weights.tcp_link import DEFAULT_TIMING, TcpAddress, TcpTiming, configure
 from headway.weights.tcp_node import Node
 from headway.weights.tcp_wire import (
@@ -46,8 +48,6 @@ CHUNK_BYTES = 1 << 20
 CHUNKS_IN_FLIGHT = 16
 FAN_OUT = 2
 MAX_ALLOWED = 256
-MAX_OFFERED = 16
-"""Payloads in an Offer: the nearest bases, and the whole state."""
 
 
 @dataclass
@@ -55,14 +55,6 @@ class _Peer:
     endpoint: str
     key: str
     heard_at: float
-
-
-@dataclass
-class _Shelved:
-    header: PayloadHeader
-    make: Callable[[], Payload | None]
-    source: ChunkedPayload | None = None
-    wanted_at: float = 0.0
 
 
 class TcpSender(Node):
@@ -73,6 +65,7 @@ class TcpSender(Node):
         chunk_bytes, chunks_in_flight: of every transfer; fan_out: receivers that the learner itself serves, and
             that each receiver relays to.
         security: CURVE; required by addresses other than loopback, unless `insecure`.
+        plain: send chunks over data connections of their own, which is faster; never with `security`.
 
     Raises:
         StreamError: the endpoint is refused or taken.
@@ -90,17 +83,18 @@ class TcpSender(Node):
         fan_out: int = FAN_OUT,
         security: ServerSecurity | None = None,
         insecure: bool = False,
+        plain: bool = True,
         timing: TcpTiming = DEFAULT_TIMING,
     ) -> None:
         super().__init__("headway-weights-tcp-sender")
         self._run_id = run_id
         self._manifest_digest = manifest_digest
-        self._chunk_bytes = chunk_bytes
         self._timing = timing
         self._peers: dict[bytes, _Peer] = {}
-        self._shelf: dict[str, _Shelved] = {}
+        self._shelf = Shelf(chunk_bytes, timing.stall_s)
         self._offered: list[PayloadHeader] = []
         self._due_at = 0.0
+        self._data: DataServer | None = None
         self._incoming: Publication | None = None  # from here on: shared, under `changed`
         self._current: frozenset[str] = frozenset()
         self._receivers: frozenset[bytes] = frozenset()
@@ -108,22 +102,39 @@ class TcpSender(Node):
         try:
             self._tree = RelayTree(fan_out)
             self._socket = self._context.socket(zmq.ROUTER)
-            configure(self._socket, MAX_HEAD_BYTES, 1000)
+            configure(self._socket, endpoint, MAX_HEAD_BYTES, 1000)
             self._socket.router_mandatory = True
             self._socket.router_handover = True
             if security is not None:
                 self.guard = security.guard(self._context)
                 security.protect(self._socket)
             bound = bind(self._socket, endpoint, insecure=insecure)
-            self._address = TcpAddress(bound, chunk_bytes, chunks_in_flight)
+            if plain and security is None:
+                self._data = self._open_data(bound, endpoint)
+            data = "" if self._data is None else self._data.endpoint
+            self._address = TcpAddress(bound, chunk_bytes, chunks_in_flight, data)
             if TcpAddress.parse(str(self._address)) != self._address:
                 raise UnsupportedOption(f"{self._address} cannot be told to receivers")
         except BaseException:
-            self.stop()
+            self.close()
             raise
-        self._server = ChunkServer(self._socket, self._find)
+        self._server = ChunkServer(self._socket, self._shelf.find)
         self._watch(self._socket)
         self.start()
+
+    def _open_data(self, bound: str, asked: str) -> DataServer:
+        """Beside the control port: the next one where that is fixed, else any."""
+        found, wanted = split_tcp(bound), split_tcp(asked)
+        assert found is not None
+        port = found[1] + 1 if wanted is not None and wanted[1] else 0
+        return DataServer(
+            found[0],
+            port,
+            self._shelf.find,
+            threading.Condition(),
+            alive_s=self._timing.alive_s,
+            stall_s=2 * self._timing.stall_s,
+        )
 
     @property
     def address(self) -> str:
@@ -133,7 +144,7 @@ class TcpSender(Node):
     @property
     def bytes_sent(self) -> int:
         """Payload bytes that the learner itself has handed to the transport."""
-        return self._server.bytes_sent
+        return self._server.bytes_sent + (0 if self._data is None else self._data.bytes_sent)
 
     @property
     def num_receivers(self) -> int:
@@ -199,6 +210,8 @@ class TcpSender(Node):
     def close(self) -> None:
         """Close; receivers keep what they have."""
         self.stop()
+        if self._data is not None:
+            self._data.close()
 
     def _turn(self) -> None:
         self._poll(max(0.0, self._due_at - time.monotonic()))
@@ -215,41 +228,15 @@ class TcpSender(Node):
         if (now := time.monotonic()) >= self._due_at:
             self._due_at = now + self._timing.alive_s
             self._forget_silent(now)
-            self._clear_shelf(now)
+            self._shelf.clear()
 
     def _take_publication(self) -> None:
         with self.changed:
             publication, self._incoming = self._incoming, None
         if publication is None:
             return
-        now = time.monotonic()
-        self._clear_shelf(now, replaced=True)
-        payloads = publication.deltas[: MAX_OFFERED - 1]
-        shelved = [_Shelved(delta.header, lambda delta=delta: delta) for delta in payloads]
-        shelved.append(_Shelved(publication.whole_header, publication.whole))
-        self._offered = [entry.header for entry in shelved]
-        self._shelf.update({payload_key(entry.header): entry for entry in shelved})
+        self._offered = self._shelf.put(publication)
         self._offer(list(self._peers))
-
-    def _clear_shelf(self, now: float, *, replaced: bool = False) -> None:
-        """Let go of older payloads that nobody is fetching; transfers in progress are allowed to end."""
-        newest = set() if replaced else {payload_key(header) for header in self._offered}
-        for key, entry in list(self._shelf.items()):
-            idle_s = now - entry.wanted_at
-            if key not in newest and (entry.source is None or idle_s > self._timing.stall_s):
-                del self._shelf[key]
-
-    def _find(self, want: Want) -> ChunkedPayload | None:
-        entry = self._shelf.get(want.payload)
-        if entry is None:
-            return None
-        entry.wanted_at = time.monotonic()
-        if entry.source is None:
-            payload = entry.make()
-            if payload is None:  # a newer version is about to replace it
-                return None
-            entry.source = ChunkedPayload(payload.parts, entry.header.num_bytes, self._chunk_bytes)
-        return entry.source
 
     def _handle(self, frames: list[bytes]) -> None:
         peer = frames[0]

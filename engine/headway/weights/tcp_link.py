@@ -12,12 +12,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from headway.config.address import split_tcp
 from headway.errors import StreamError
-from headway.stream.endpoint import check_connect
+from headway.stream.endpoint import check_connect, is_local
 from headway.stream.security import ClientSecurity
 from headway.stream.transport import Context, Socket, receive_frames
 from headway.weights.tcp_wire import MAX_HEAD_BYTES, Message, encode
 
 MAX_CHUNK_BYTES = 64 << 20
+LOOPBACK_BUFFER_BYTES = 256 << 10
 ANY_HOST = ("0.0.0.0", "[::]")
 
 
@@ -44,16 +45,19 @@ class TcpAddress:
     """All that a receiver must know to join; str() and `parse` are inverse.
 
     Attributes:
-        endpoint: tcp://HOST:PORT.
+        endpoint: tcp://HOST:PORT; data: of the plain data connections, "" when chunks go through ZeroMQ.
         chunk_bytes, chunks_in_flight: of every transfer, the relayed ones included.
     """
 
     endpoint: str
     chunk_bytes: int
     chunks_in_flight: int
+    data: str = ""
 
     def __str__(self) -> str:
         query = {"chunk_bytes": self.chunk_bytes, "chunks_in_flight": self.chunks_in_flight}
+        if self.data:
+            query["data"] = split_port(self.data)
         return f"{self.endpoint}?{urllib.parse.urlencode(query)}"
 
     def reached_by(self, host: str) -> TcpAddress:
@@ -61,7 +65,8 @@ class TcpAddress:
         address = split_tcp(self.endpoint)
         if address is None or address[0] not in ANY_HOST:
             return self
-        return replace(self, endpoint=f"tcp://{host}:{address[1]}")
+        data = f"tcp://{host}:{split_port(self.data)}" if self.data else ""
+        return replace(self, endpoint=f"tcp://{host}:{address[1]}", data=data)
 
     @classmethod
     def parse(cls, text: str) -> TcpAddress:
@@ -73,7 +78,8 @@ class TcpAddress:
         endpoint, _, query = text.partition("?")
         fields = dict(urllib.parse.parse_qsl(query))
         try:
-            address = cls(endpoint, int(fields["chunk_bytes"]), int(fields["chunks_in_flight"]))
+            data = f"{endpoint.rpartition(':')[0]}:{int(fields['data'])}" if "data" in fields else ""
+            address = cls(endpoint, int(fields["chunk_bytes"]), int(fields["chunks_in_flight"]), data)
         except (KeyError, ValueError) as error:
             raise StreamError(f"{text!r} is no address of the tcp channel ({error})") from None
         if not endpoint.startswith("tcp://"):
@@ -85,8 +91,16 @@ class TcpAddress:
         return address
 
 
-def configure(socket: Socket, max_frame_bytes: int, receive_mark: int) -> None:
-    """What every socket of the channel needs; before it binds or connects."""
+def split_port(endpoint: str) -> int:
+    """The port of tcp://HOST:PORT."""
+    return int(endpoint.rpartition(":")[2])
+
+
+def configure(socket: Socket, endpoint: str, max_frame_bytes: int, receive_mark: int) -> None:
+    """What every socket of the channel needs; before it binds or connects to `endpoint`."""
+    if is_local(endpoint):
+        # What is in flight stays in the cache. Over a network the kernel must size its buffers by the round trip.
+        socket.sndbuf = socket.rcvbuf = LOOPBACK_BUFFER_BYTES
     socket.linger = 300  # finite: a context with an unsent message to a dead peer would wait for ever
     socket.sndhwm = 512  # a peer that stops reading loses its connection below, not our memory
     socket.rcvhwm = receive_mark
@@ -145,7 +159,9 @@ class Link:
         self.connected = False
         self.refused = False
         self.socket: Socket = context.socket(zmq.DEALER)
-        configure(self.socket, address.chunk_bytes + MAX_HEAD_BYTES, 2 * address.chunks_in_flight + 64)
+        configure(
+            self.socket, endpoint, address.chunk_bytes + MAX_HEAD_BYTES, 2 * address.chunks_in_flight + 64
+        )
         self.socket.routing_id = identity
         self.socket.immediate = True  # only a live connection takes messages; what is not sent is sent again
         self.socket.reconnect_ivl = 50

@@ -5,6 +5,8 @@ from those that ask it, whatever the generator does meanwhile. Chunks go from th
 the caller's memory once their digest is right. The destination of the last fetch is served to others until the
 next fetch begins: it should hold still until then. If it does not, those who ask notice by the digests and are
 sent elsewhere.
+
+Chunks come over plain data connections, read by the thread that fetches; with CURVE through ZeroMQ, by the node's.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
 
 from headway.errors import DeadlineExceeded, StreamError, WeightError, WireError
 from headway.stream.security import ClientSecurity
@@ -20,6 +21,7 @@ from headway.types import PolicyVersion
 from headway.weights.channel import PayloadHeader
 from headway.weights.chunks import Assembly, ChunkPlan
 from headway.weights.serving import ChunkSource, NotYet
+from headway.weights.tcp_data import DataServer
 from headway.weights.tcp_link import (
     DEFAULT_TIMING,
     Link,
@@ -28,6 +30,8 @@ from headway.weights.tcp_link import (
     local_host,
 )
 from headway.weights.tcp_node import Node
+from headway.weights.tcp_plain import PlainFetch, Sources
+from headway.weights.tcp_pull import Links, Transfer, ZeroMqFetch
 from headway.weights.tcp_relay import RelaySocket
 from headway.weights.tcp_wire import (
     Absent,
@@ -47,26 +51,7 @@ from headway.weights.tcp_wire import (
 )
 
 _log = logging.getLogger(__name__)
-MAX_BAD_CHUNKS = 5
 JOIN_S = 30.0
-
-
-@dataclass
-class _Transfer:
-    """One fetch. `assembly`, `error` and `ended` are shared under the node's `changed`; the rest is the node's."""
-
-    header: PayloadHeader
-    assembly: Assembly
-    key: str = field(init=False)
-    asked: int = 0
-    heard_at: float = field(default_factory=time.monotonic)
-    moved_at: float = field(default_factory=time.monotonic)
-    num_bad: int = 0
-    error: str = ""
-    ended: bool = False
-
-    def __post_init__(self) -> None:
-        self.key = payload_key(self.header)
 
 
 class TcpReceiver(Node):
@@ -108,27 +93,67 @@ class TcpReceiver(Node):
         self._news = 0
         self._seen = 0
         self._denied = ""
-        self._transfer: _Transfer | None = None
-        self._asks: list[AskWhole | Outcome] = []
-        self._parent: Link | None = None
-        self._complained_at = 0.0
+        self._transfer: Transfer | None = None
+        self._asks: list[AskWhole | Outcome | Complain] = []
         self._due_at = 0.0
+        self._relay: RelaySocket | None = None  # one of these two serves others
+        self._data: DataServer | None = None
+        self._plain = self._plain_fetch() if self._address.data and security is None else None
         try:
             self._up = self._link(self._address.endpoint)
-            self._relay: RelaySocket | None = None
-            self._hello = Join(run_id, manifest_digest, "", "")
-            if relay:
-                host = local_host(self._address.endpoint)
-                self._relay = RelaySocket(
-                    self._context, host, self._find, security=security, insecure=insecure
-                )
-                self._watch(*self._relay.sockets)
-                self._hello = Join(run_id, manifest_digest, self._relay.endpoint, self._relay.key)
+            self._pull = self._zeromq_fetch() if self._plain is None else None
+            self._hello = Join(run_id, manifest_digest, *(self._open_relay() if relay else ("", "")))
         except BaseException:
-            self.stop()
+            self.close()
             raise
         self.start()
         self._await_join(join_s)
+
+    def _offers(self, key: str) -> bool:
+        return self._offer is not None and key in map(payload_key, self._offer.headers)
+
+    def _zeromq_fetch(self) -> ZeroMqFetch:
+        def close(link: Link) -> None:
+            self._unwatch(link.socket, link.monitor)
+            link.close()
+
+        return ZeroMqFetch(
+            Links(self._up, self._link, close),
+            self.changed,
+            self.rejected,
+            timing=self._timing,
+            in_flight=self._address.chunks_in_flight,
+            offered=self._offers,
+        )
+
+    def _plain_fetch(self) -> PlainFetch:
+        def complain(relay: str, key: str, silent: bool) -> None:
+            with self.changed:
+                self._asks.append(Complain(relay, key, silent))
+            self._waker.wake()
+
+        sources = Sources(
+            parent=lambda: "" if self._offer is None else self._offer.parent,
+            offered=self._offers,
+            complain=complain,
+            stopped=lambda: self._stopping,
+        )
+        return PlainFetch(self._address.data, sources, self.changed, self._timing, self.rejected)
+
+    def _open_relay(self) -> tuple[str, str]:
+        """Listen for other receivers; where, and with which key."""
+        host = local_host(self._address.endpoint)
+        if self._plain is not None:
+            timing = self._timing
+            self._data = DataServer(
+                host, 0, self._find, self.changed, alive_s=timing.alive_s, stall_s=2 * timing.stall_s
+            )
+            return self._data.endpoint, ""
+        self._relay = RelaySocket(
+            self._context, host, self._find, security=self._security, insecure=self._insecure
+        )
+        self._watch(*self._relay.sockets)
+        return self._relay.endpoint, self._relay.key
 
     def _link(self, endpoint: str, server: str = "") -> Link:
         link = Link(
@@ -166,7 +191,8 @@ class TcpReceiver(Node):
     @property
     def bytes_relayed(self) -> int:
         """Payload bytes sent to other receivers."""
-        return 0 if self._relay is None else self._relay.server.bytes_sent
+        plain = 0 if self._data is None else self._data.bytes_sent
+        return plain + (0 if self._relay is None else self._relay.server.bytes_sent)
 
     def wait(self, timeout_s: float) -> None:
         """Return when another offer has come since the last call (ChannelReceiver.wait)."""
@@ -192,14 +218,14 @@ class TcpReceiver(Node):
             DeadlineExceeded: not complete in time.
         """
         assembly = Assembly(into, ChunkPlan(header.num_bytes, self._address.chunk_bytes))
-        transfer = _Transfer(header, assembly)
+        transfer = Transfer(header, assembly)
         with self.changed:
             self._check_usable()
-            self._transfer = transfer
+            self._set(transfer)
             self._waker.wake()
-            self.changed.wait_for(
-                lambda: assembly.complete or transfer.error or self._stopping, timeout=deadline_s
-            )
+            self.changed.notify_all()  # others may have asked for it here already
+        self._complete(transfer, time.monotonic() + deadline_s)
+        with self.changed:
             # The node adds chunks only under this lock and only to a transfer that has not ended.
             transfer.ended = True
             complete, error = assembly.complete, transfer.error
@@ -209,12 +235,25 @@ class TcpReceiver(Node):
                     f"{self._address.endpoint} in {deadline_s:.1f} s"
                 )
             if not complete:
-                self._transfer = None  # what is in `into` is nobody's any more
+                self._set(None)  # what is in `into` is nobody's any more
             self._asks.append(Outcome(transfer.key, short(error)))
         self._waker.wake()
         if not complete:
             self._check_usable()
             raise WeightError(error) if transfer.error else DeadlineExceeded(error)
+
+    def _set(self, transfer: Transfer | None) -> None:
+        self._transfer = transfer
+        if self._pull is not None:
+            self._pull.transfer = transfer
+
+    def _complete(self, transfer: Transfer, deadline: float) -> None:
+        """Wait until it is there, will never be, or has taken too long."""
+        if self._plain is not None:
+            version = transfer.header.version
+            transfer.error = self._plain.run(transfer.key, version, transfer.assembly, deadline)
+        elif self._pull is not None:
+            self._pull.complete(transfer, deadline, lambda: self._stopping)
 
     def ask_whole(self, reason: str) -> None:
         """Tell the learner that what came did not verify or fit; its next offer says what there is."""
@@ -222,12 +261,16 @@ class TcpReceiver(Node):
             self._asks.append(AskWhole(short(reason)))
             if self._transfer is not None:
                 self._asks.append(Outcome(self._transfer.key, short(reason)))
-                self._transfer = None  # others should not get it from here either
+                self._set(None)  # others should not get it from here either
         self._waker.wake()
 
     def close(self) -> None:
         """Leave and close."""
         self.stop()
+        if self._data is not None:
+            self._data.close()
+        if self._plain is not None:
+            self._plain.close()
 
     def _check_usable(self) -> None:
         try:
@@ -244,15 +287,11 @@ class TcpReceiver(Node):
     def _turn(self) -> None:
         self._poll(max(0.0, min(self._due_at - time.monotonic(), self._timing.stall_s)))
         now = time.monotonic()
-        if self._up.reconnected():
+        if up_is_new := self._up.reconnected():
             self._due_at = now
-            if self._parent is None:
-                self._rewind()
-        if self._parent is not None and self._parent.reconnected():
-            self._rewind()
-        if self._parent is not None and self._parent.refused and self._offer is not None:
-            self._change_parent(self._offer)  # it may not have heard of us yet
-        for link in (self._up, self._parent):
+        if self._pull is not None:
+            self._guarded(self._pull.follow, up_is_new)
+        for link in (self._up, None if self._pull is None else self._pull.parent):
             for _ in range(64):
                 if link is None or link.socket.closed or (frames := link.receive()) is None:
                     break
@@ -269,7 +308,8 @@ class TcpReceiver(Node):
             if self._relay is not None:
                 self._relay.server.reassure()
         self._say()
-        self._pump(now)
+        if self._pull is not None:
+            self._pull.pump(now)
 
     def _say(self) -> None:
         with self.changed:
@@ -293,12 +333,8 @@ class TcpReceiver(Node):
 
     def _handle(self, link: Link, frames: list[memoryview]) -> None:
         message, body = decode(frames)
-        if isinstance(message, Chunk) and body is not None:
-            self._add(link, message, body)
-        elif isinstance(message, Held):
-            self._wait_for_parent(message)
-        elif isinstance(message, Absent):
-            self._absent(link, message)
+        if isinstance(message, Chunk | Held | Absent) and self._pull is not None:
+            self._pull.handle(link, message, body)
         elif link is self._up and isinstance(message, Offer):
             self._take_offer(message)
         elif link is self._up and isinstance(message, Denied):
@@ -315,102 +351,9 @@ class TcpReceiver(Node):
             self.changed.notify_all()
         if self._relay is not None:
             self._relay.allow(offer.allowed)
-        if offer.parent != ("" if self._parent is None else self._parent.endpoint):
-            self._change_parent(offer)
-
-    def _change_parent(self, offer: Offer) -> None:
-        if self._parent is not None:
-            self._unwatch(self._parent.socket, self._parent.monitor)
-            self._parent.close()
-            self._parent = None
-        if offer.parent:
-            try:
-                self._parent = self._link(offer.parent, offer.key)
-            except StreamError as error:
-                raise WireError("parent", f"cannot ask {offer.parent[:80]!r}: {error}") from None
-        self._rewind()
-
-    def _current(self, payload: str) -> _Transfer | None:
-        transfer = self._transfer
-        return transfer if transfer and not transfer.ended and transfer.key == payload else None
-
-    def _add(self, link: Link, chunk: Chunk, body: memoryview) -> None:
-        transfer = self._current(chunk.payload)
-        if transfer is None or link is not (self._parent or self._up):
-            return  # of a transfer that has ended, or of a parent that was left
-        now = time.monotonic()
-        assembly = transfer.assembly
-        if chunk.index != assembly.num_ready or assembly.complete:
-            return  # sent twice, after a cut
-        transfer.heard_at = transfer.moved_at = now
-        with self.changed:
-            good = not transfer.ended and assembly.add(chunk.digest, body)
-            if assembly.complete:
-                self.changed.notify_all()
-        if good or transfer.ended:
-            return
-        self.rejected["digest"] += 1
-        transfer.num_bad += 1
-        if link is not self._up:
-            self._complain(silent=True)
-        elif transfer.num_bad >= MAX_BAD_CHUNKS:
-            self._fail(transfer, f"chunk {chunk.index} of {transfer.key} from {link.endpoint} is damaged")
-        self._rewind()
-
-    def _wait_for_parent(self, held: Held) -> None:
-        transfer = self._current(held.payload)
-        if transfer is None:
-            return
-        now = time.monotonic()
-        transfer.heard_at = now
-        if not held.fetching and now - transfer.moved_at > self._timing.stall_s:
-            self._complain(silent=False)
-
-    def _absent(self, link: Link, absent: Absent) -> None:
-        transfer = self._current(absent.payload)
-        if transfer is None:
-            return
-        offered = {payload_key(header) for header in self._offer.headers} if self._offer else set[str]()
-        if link is self._parent and transfer.key in offered:
-            self._complain(silent=False)
-        else:
-            self._fail(transfer, f"weights {transfer.header.version} have been replaced by newer ones")
-
-    def _fail(self, transfer: _Transfer, error: str) -> None:
-        with self.changed:
-            transfer.error = error
-            self.changed.notify_all()
-
-    def _complain(self, *, silent: bool) -> None:
-        """Once per stall: the answer, an offer with another parent, needs its time."""
-        transfer, now = self._transfer, time.monotonic()
-        if transfer is None or self._parent is None or now - self._complained_at < self._timing.stall_s / 2:
-            return
-        if self._up.send(Complain(self._parent.endpoint, transfer.key, silent)):
-            self._complained_at = now
-
-    def _rewind(self) -> None:
-        if self._transfer is not None:
-            self._transfer.asked = self._transfer.assembly.num_ready
-            self._transfer.heard_at = time.monotonic()
-
-    def _pump(self, now: float) -> None:
-        """Ask for chunks, as many as may be in flight; complain and ask again when none come."""
-        transfer = self._transfer
-        if transfer is None or transfer.ended or transfer.assembly.complete:
-            return
-        link = self._parent or self._up
-        if now - transfer.heard_at > self._timing.stall_s:
-            self._complain(silent=True)
-            self._rewind()
-        last = min(
-            transfer.assembly.plan.num_chunks,
-            transfer.assembly.num_ready + self._address.chunks_in_flight,
-        )
-        while transfer.asked < last:
-            if not link.send(Want(transfer.key, transfer.header.version, transfer.asked)):
-                return
-            transfer.asked += 1
+        pull = self._pull
+        if pull is not None and offer.parent != ("" if pull.parent is None else pull.parent.endpoint):
+            pull.change_parent(offer.parent, offer.key)
 
     def _farewell(self) -> None:
         self._up.send(Leave())

@@ -49,7 +49,7 @@ class RelaySocket:
             self._door.linger = 0
             self._door.bind(_ZAP)
         self._socket: Socket = context.socket(zmq.ROUTER)
-        configure(self._socket, MAX_HEAD_BYTES, 1000)
+        configure(self._socket, f"tcp://{host}:0", MAX_HEAD_BYTES, 1000)
         self._socket.router_mandatory = True
         self._socket.router_handover = True
         if security is not None:

@@ -179,10 +179,16 @@ def proxy(closing: Callable[[Any], Any]) -> Callable[[int], Proxy]:
     return lambda target: closing(Proxy(target))
 
 
+@pytest.fixture(params=["plain", "zeromq"])
+def plain(request: pytest.FixtureRequest) -> bool:
+    """Whether chunks have connections of their own; else they go through ZeroMQ, as they do with keys."""
+    return request.param == "plain"
+
+
 @pytest.fixture
-def sender(closing: Callable[[Any], Any]) -> Callable[..., TcpSender]:
+def sender(plain: bool, closing: Callable[[Any], Any]) -> Callable[..., TcpSender]:
     def make(**options: Any) -> TcpSender:
-        settings = {"chunk_bytes": CHUNK, "chunks_in_flight": 8, "timing": QUICK, **options}
+        settings = {"chunk_bytes": CHUNK, "chunks_in_flight": 8, "timing": QUICK, "plain": plain, **options}
         return closing(TcpSender("run", "manifest", **settings))
 
     return make

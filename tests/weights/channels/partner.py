@@ -16,7 +16,7 @@ def main(address: str, stage: str) -> None:
     collective_group.CHUNK_BYTES = 64 << 10
     receiver = CollectiveReceiver(address, "run", "manifest", name="partner", timing=timing)
     print("joined", flush=True)
-    broadcast = BroadcastGroup._broadcast
+    broadcast = BroadcastGroup.broadcast
 
     def stop_in_the_middle(group: BroadcastGroup, *arguments: object) -> None:
         broadcast(group, *arguments)
@@ -24,7 +24,7 @@ def main(address: str, stage: str) -> None:
             print("half", flush=True)
             time.sleep(60)
 
-    BroadcastGroup._broadcast = stop_in_the_middle
+    BroadcastGroup.broadcast = stop_in_the_middle
     while (header := receiver.newest(None, "")) is None:
         receiver.wait(0.2)
     if stage == "offered":

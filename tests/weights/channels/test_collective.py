@@ -160,7 +160,7 @@ def test_a_member_that_fails_in_a_broadcast_is_quoted_and_the_next_push_works(
 ) -> None:
     victim = member("victim")
     well = read(member("well"), 2)
-    receive, broadcast = BroadcastGroup.receive, BroadcastGroup._broadcast
+    receive, broadcast = BroadcastGroup.receive, BroadcastGroup.broadcast
     spoilt = threading.Event()
 
     def spoil(group: BroadcastGroup, into: memoryview, deadline: float) -> str:

@@ -84,7 +84,7 @@ def test_keys_of_the_stream_protect_the_weights_too(
 def test_chunks_and_fan_out_are_the_recipes(closing: Keep) -> None:
     config = recipe(push={"channel": "tcp", "chunk_kib": 32, "chunks_in_flight": 5, "fan_out": 3})
     sender: Any = closing(open_sender(config, MANIFEST, "run"))
-    assert sender.address.endswith("?chunk_bytes=32768&chunks_in_flight=5")
+    assert "?chunk_bytes=32768&chunks_in_flight=5" in sender.address
     assert sender._tree.fan_out == 3
 
 

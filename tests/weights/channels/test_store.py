@@ -17,7 +17,8 @@ from headway.types import PolicyVersion
 from headway.weights import Payload, PayloadHeader, Publication
 from headway.weights import blobs as blobs_module
 from headway.weights.blobs import Blobs, DirectoryBlobs, open_blobs
-from headway.weights.store import POINTER, StoreReceiver, StoreSender, StoreWriter
+from headway.weights.store import POINTER, StoreSender, StoreWriter
+from headway.weights.store_receiver import StoreReceiver
 
 Publish = Callable[..., Publication]
 Start = Callable[..., Any]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import pytest
 from headway.errors import DeadlineExceeded, StreamError, WeightError
 from headway.types import PolicyVersion
 from headway.weights import Publication
-from headway.weights.tcp_link import TcpAddress, TcpTiming
+from headway.weights.tcp import TcpSender
+from headway.weights.tcp_data import DataServer
+from headway.weights.tcp_link import TcpAddress, TcpTiming, split_port
 from headway.weights.tcp_receiver import TcpReceiver
+from headway.weights.tcp_wire import Want
 
 Publish = Callable[..., Publication]
 Start = Callable[..., Any]
@@ -29,14 +33,14 @@ CHUNK = 16 << 10
 SIZE = 1_000_003
 
 
-def through(address: str, port: int) -> str:
-    """The address with another port."""
-    parsed = TcpAddress.parse(address)
-    return str(TcpAddress(f"tcp://127.0.0.1:{port}", parsed.chunk_bytes, parsed.chunks_in_flight))
-
-
-def port_of(address: str) -> int:
-    return int(TcpAddress.parse(address).endpoint.rpartition(":")[2])
+def intercept(learner: TcpSender, proxy: Start) -> tuple[Any, str]:
+    """A proxy before the port that chunks come from, and the learner's address by way of it."""
+    address = TcpAddress.parse(learner.address)
+    if address.data:
+        cutter = proxy(split_port(address.data))
+        return cutter, str(replace(address, data=f"tcp://127.0.0.1:{cutter.port}"))
+    cutter = proxy(split_port(address.endpoint))
+    return cutter, str(replace(address, endpoint=f"tcp://127.0.0.1:{cutter.port}"))
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 40 * CHUNK + 17])
@@ -102,29 +106,46 @@ def test_eight_receivers_cost_the_learner_no_more_than_its_fan_out(
 
 
 def test_a_transfer_that_is_cut_again_and_again_goes_on_where_it_was(
-    sender: Start, receiver: Start, publication: Publish, read: Start, proxy: Start
+    plain: bool,
+    sender: Start,
+    receiver: Start,
+    publication: Publish,
+    read: Start,
+    proxy: Start,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    starts: list[int] = []
+    answer = DataServer.answer
+
+    def noted(server: DataServer, connection: Any, want: Want) -> None:
+        starts.append(want.index)
+        answer(server, connection, want)
+
+    monkeypatch.setattr(DataServer, "answer", noted)
     learner = sender()
     dice = random.Random(4)
-    cutter = proxy(port_of(learner.address))
-    # the first connection's budget pays for the join
+    cutter, address = intercept(learner, proxy)
     cutter.budget = [dice.randrange(2_000, SIZE // 6) for _ in range(12)]
-    end = receiver(through(learner.address, cutter.port))
+    end = receiver(address)
     reader = read(end, 1, deadline_s=30.0)
     learner.publish(publication(1, SIZE), 10)
     reader.join(40)
     assert reader.failures == [], "a cut is no failure of a fetch"
     assert cutter.num_cut >= 3
-    # per cut, what was in flight or in the socket buffers is sent again, and nothing else
-    assert learner.bytes_sent <= SIZE + cutter.num_cut * 2 * 8 * CHUNK
+    if plain:
+        assert starts == sorted(starts)
+        assert len(starts) > cutter.num_cut
+        assert starts[-1] > len(range(0, SIZE, CHUNK)) // 3, "what had come was asked for again"
+    else:  # per cut, what was in flight or in the socket buffers is sent again, and nothing else
+        assert learner.bytes_sent <= SIZE + cutter.num_cut * 2 * 8 * CHUNK
 
 
 def test_a_learner_that_falls_silent_ends_a_fetch_at_its_deadline(
     sender: Start, receiver: Start, publication: Publish, proxy: Start
 ) -> None:
     learner = sender()
-    cutter = proxy(port_of(learner.address))
-    end = receiver(through(learner.address, cutter.port))
+    cutter, address = intercept(learner, proxy)
+    end = receiver(address)
     learner.publish(publication(1, SIZE), 10)
     end.wait(5)
     header = end.newest(None, "")
@@ -148,8 +169,12 @@ def test_a_relay_that_goes_silent_is_routed_around(
     for end in (child, grandchild):
         assert end._offer is not None
         assert end._offer.parent
-    relay._relay.turn = lambda: None  # as if frozen, towards those who ask it
-    relay._relay.server.reassure = lambda: None
+    over = threading.Event()
+    if relay._data is not None:  # as if frozen, towards those who ask it
+        relay._data.answer = lambda connection, want: over.wait(20)
+    else:
+        relay._relay.turn = lambda: None
+        relay._relay.server.reassure = lambda: None
     readers = [read(end, 2) for end in (relay, child, grandchild)]
     learner.publish(publication(1, SIZE), 10)
     learner.settle(20, num_receivers=3)
@@ -157,6 +182,7 @@ def test_a_relay_that_goes_silent_is_routed_around(
     for reader in readers:
         reader.join()
         assert reader.failures == []
+    over.set()
 
 
 def test_a_relay_whose_generator_does_not_fetch_holds_nobody_up(

@@ -14,6 +14,7 @@ from headway.stream.security import ClientSecurity, ServerSecurity
 from headway.weights import Publication
 
 Start = Callable[..., Any]
+pytestmark = pytest.mark.parametrize("plain", ["plain"], indirect=True)  # which is for those without keys
 SIZE = 300_000
 
 

@@ -176,6 +176,7 @@ def test_a_flood_of_wants_is_refused_past_what_may_be_in_flight(
         reader.join()
 
 
+@pytest.mark.parametrize("plain", ["zeromq"], indirect=True)
 def test_a_relay_takes_wants_only(sender: Start, receiver: Start, publication: Publish, read: Start) -> None:
     learner = sender(fan_out=1)
     relay, child = receiver(learner.address, "relay"), receiver(learner.address, "child")
