@@ -33,9 +33,8 @@ def main(argv: Sequence[str]) -> int:
         if outcome is not None:
             outcomes.append(outcome)
     noticed = [seconds for outcome in outcomes for _, seconds in outcome.noticed_s]
-    print(
-        f"{len(seeds)} schedules, {broken} with a broken invariant; {sum(len(o.struck) for o in outcomes)} faults struck"
-    )
+    struck = sum(len(outcome.struck) for outcome in outcomes)
+    print(f"{len(seeds)} schedules, {broken} with a broken invariant; {struck} faults struck")
     if noticed:
         spread = quantiles(noticed)
         print(

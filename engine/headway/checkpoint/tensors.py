@@ -49,7 +49,7 @@ def pieces(arrays: Arrays, metadata: Mapping[str, str]) -> Iterator[memoryview]:
     text += b" " * (-len(text) % 8)
     yield memoryview(_LENGTH.pack(len(text)) + text)
     for array in arrays.values():
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         for start in range(0, view.nbytes, CHUNK_BYTES):
             yield view[start : start + CHUNK_BYTES]
 

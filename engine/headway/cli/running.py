@@ -131,10 +131,10 @@ def run_serially(config: RunConfig, view: str, resumed: Resumed | None = None) -
     try:
         with _handling(interrupt):
             status = run_serial(config, folder.path, on_record, on_note, run.attempt, stopping)
-    except _Interrupted as caught:
-        status = tally.status("stopped", _INTERRUPTS[signal.Signals(caught.number)])
+    except _Interrupted as interrupted:
+        status = tally.status("stopped", _INTERRUPTS[signal.Signals(interrupted.number)])
         _finish(sinks, status)
-        return 128 + caught.number
+        return 128 + interrupted.number
     except HeadwayError as error:
         _finish(sinks, tally.status("failed", f"{type(error).__name__}: {error}"))
         raise

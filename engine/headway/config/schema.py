@@ -96,7 +96,8 @@ class AlgoConfig(Section):
         "and sapo",
     )
     correction_level: Literal["token", "sequence", "geometric"] = Field(
-        default="token", description="prox/behaviour of a token, of the sequence (product), or its geometric mean"
+        default="token",
+        description="prox/behaviour of a token, of the sequence (product), or its geometric mean",
     )
     correction_cap: float = Field(default=5.0, gt=0.0, description="upper bound of the correction's weight")
     correction_floor: float = Field(default=0.5, ge=0.0, description="lower bound of icepop's weight")
@@ -105,8 +106,12 @@ class AlgoConfig(Section):
         description="prox of a correction: the learner's own policy, or one step after the behaviour policy on the "
         "way to it",
     )
-    gate_positive: float = Field(default=1.0, gt=0.0, description="sapo: gate's temperature, advantages above 0")
-    gate_negative: float = Field(default=1.05, gt=0.0, description="sapo: gate's temperature, the other advantages")
+    gate_positive: float = Field(
+        default=1.0, gt=0.0, description="sapo: gate's temperature, advantages above 0"
+    )
+    gate_negative: float = Field(
+        default=1.05, gt=0.0, description="sapo: gate's temperature, the other advantages"
+    )
     tv_bound: float = Field(
         default=0.15, gt=0.0, le=1.0, description="dppo_tv: largest change of the sampled token's probability"
     )
@@ -191,7 +196,10 @@ class PushConfig(Section):
         default=1024, ge=16, le=65536, description="of weights, per message (tcp); each has a digest"
     )
     chunks_in_flight: int = Field(
-        default=16, ge=1, le=256, description="asked for and not yet there, per receiver (tcp with stream.keys)"
+        default=16,
+        ge=1,
+        le=256,
+        description="asked for and not yet there, per receiver (tcp with stream.keys)",
     )
     fan_out: int = Field(
         default=2,
@@ -302,9 +310,13 @@ class JournalConfig(Section):
 class CheckpointConfig(Section):
     """The run's state on disk, to go on from after a crash (docs/checkpoints.md)."""
 
-    interval: int = Field(default=50, ge=0, description="optimizer steps from one checkpoint to the next; 0: none")
+    interval: int = Field(
+        default=50, ge=0, description="optimizer steps from one checkpoint to the next; 0: none"
+    )
     keep: int = Field(default=2, ge=1, description="complete checkpoints that stay")
-    dir: str = Field(default="", description="folder of the checkpoints; empty: checkpoints in the run's folder")
+    dir: str = Field(
+        default="", description="folder of the checkpoints; empty: checkpoints in the run's folder"
+    )
     stop_within_s: float = Field(
         default=20.0,
         gt=0.0,

@@ -33,8 +33,8 @@ class WindowPolicy:
         slots: most tickets outstanding, resolved; at most (s + 1) * P.
     """
 
-    name: Final = "window"
-    bounded: Final = True
+    name: str = "window"
+    bounded: bool = True
 
     def __init__(
         self,

@@ -96,7 +96,6 @@ class ClientSecurity:
         socket.curve_secretkey = self._keys.secret.encode()
         socket.curve_publickey = self._keys.public.encode()
 
-
     def lend(self, socket: Socket) -> None:
         """Before the bind of a socket on which this client serves others; who may come is up to its context's ZAP."""
         socket.curve_server = True

@@ -91,7 +91,8 @@ class Parts:
 class ChunkedPayload:
     """A payload that is all there, chunk by chunk, for any number of threads.
 
-    Digests are made in order, as far as they are asked for. Making a digest as its chunk is about to be sent leaves the chunk in the cache for the copy into the kernel.
+    Digests are made in order, as far as they are asked for. Making a digest as its chunk is about to be sent leaves
+    the chunk in the cache for the copy into the kernel.
 
     Args:
         parts: bytes that do not change; num_bytes: of all of them.

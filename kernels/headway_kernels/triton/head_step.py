@@ -87,7 +87,7 @@ class TritonChunk:
         self._multiply(rows)
         columns = (policy.behaviour, policy.advantage, policy.token_weight, policy.reference, policy.proximal)
         tokens = tuple(None if column is None else column[rows] for column in columns)
-        loss_rows[(end - start,)](
+        loss_rows[(end - start,)](  # pyright: ignore[reportIndexIssue]
             self._products, self._gradient, self._products.stride(0), self._gradient.stride(0), head.vocabulary,
             head.bias, head.target[rows], head.inv_temperature[rows], head.scale, head.softcap,
             tokens, policy.m2_limit, bounds_of(policy.objective), out.logp, out.entropy, self._live,
@@ -101,7 +101,7 @@ class TritonChunk:
         head, rows = self._head, slice(start, end)
         self._multiply(rows)
         parts = torch.empty(end - start, 4, device=head.x.device)
-        score_rows[(end - start,)](
+        score_rows[(end - start,)](  # pyright: ignore[reportIndexIssue]
             self._products, self._products.stride(0), head.vocabulary, head.bias, head.target[rows],
             head.inv_temperature[rows], head.scale, head.softcap, head.first_column, parts,
             HAS_SOFTCAP=head.has_softcap, BLOCK=BLOCK, num_warps=NUM_WARPS,
@@ -114,7 +114,7 @@ class TritonChunk:
         held, self._held, head = self._held, None, self._head
         rows = slice(held.start, held.end)
         with_entropy = entropy_weight is not None
-        gradient_rows[(held.end - held.start,)](
+        gradient_rows[(held.end - held.start,)](  # pyright: ignore[reportIndexIssue]
             self._products, self._gradient, self._products.stride(0), self._gradient.stride(0), head.vocabulary,
             head.bias, head.target[rows], head.inv_temperature[rows], head.scale, head.softcap, head.first_column,
             (held.peak, held.total, held.miss, held.logp, held.entropy if with_entropy else None),

@@ -1,4 +1,4 @@
-"""Triton kernels in the interpreter; collected only with TRITON_INTERPRET=1, in a process of its own: make test-triton."""
+"""Triton kernels in the interpreter; collected only with TRITON_INTERPRET=1, in a process of its own."""
 
 from __future__ import annotations
 

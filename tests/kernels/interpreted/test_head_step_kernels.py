@@ -218,7 +218,9 @@ class NoLargeTensor(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor):
-                assert tensor.numel() * tensor.element_size() < self.limit_bytes, f"{func} made {list(tensor.shape)}"
+                assert tensor.numel() * tensor.element_size() < self.limit_bytes, (
+                    f"{func} made {list(tensor.shape)}"
+                )
         return out
 
 
