@@ -44,7 +44,7 @@ class Engine:
         echo: Echo | None = None,
         program: Sequence[str] = HEADWAY,
         resume: str | Path | Resumed | None = None,
-        checkpoint: str = "",
+        from_checkpoint: str = "",
         without: Sequence[str] = (),
         **sections: Any,
     ) -> None:
@@ -54,7 +54,7 @@ class Engine:
             sinks: fed with every record besides the files of the run folder; called on the supervisor's
             thread. program: command before `learner` and `generator`; other launchers give their own.
             resume: folder of a run to go on with, in place of a recipe; the sections are changes of its recipe.
-            checkpoint, without: as headway.checkpoint.resume_run says.
+            from_checkpoint, without: `checkpoint` and `without` of headway.checkpoint.resume_run.
             sections: overrides, as mappings (`learner={"lr": 1e-6}`) or top-level values (`steps=20`).
 
         Raises:
@@ -64,7 +64,7 @@ class Engine:
         run = (
             _start(recipe, sections)
             if resume is None
-            else _resume(resume, recipe, sections, checkpoint, without)
+            else _resume(resume, recipe, sections, from_checkpoint, without)
         )
         self.config, self._folder = run.config, run.folder
         self.resumed = run.lines

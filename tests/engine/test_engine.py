@@ -1,5 +1,6 @@
 """The embedding API: what is exported, how a recipe and sections combine, and use from a plain script."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,8 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 1e-05", "2 1e-05", "3 1e-05", "4 1e-05", "finished runs"]
+
+
+def test_no_keyword_of_the_constructor_hides_a_section_of_the_recipe() -> None:
+    keywords = inspect.signature(headway.Engine.__init__).parameters.keys()
+    assert not keywords & headway.RunConfig.model_fields.keys()
