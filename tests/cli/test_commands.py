@@ -82,26 +82,6 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, recipe: Path
     assert not (tmp_path / "runs").exists()
 
 
-def test_dry_run_says_what_cannot_work(tmp_path: Path, recipe: Path) -> None:
-    (tmp_path / "odd.py").write_text(
-        "class Odd:\n"
-        "    num_prompts = 3\n"
-        "    def prompt(self, index): return '^sQQ='\n"
-        "    def reward(self, index, completion): return 0.0\n"
-    )
-    model = ("--model.path", "builtin:sort3")
-    for words, status, text in (
-        (("--model.path", "nowhere"), 2, "'nowhere' is not a model folder"),
-        (("--model.path", "builtin:sort9"), 2, "no builtin model 'sort9'"),
-        ((*model, "--env.name", "none.py"), 2, "no such file"),
-        ((*model, "--env.name", "sort", "--env.args", "{digit = 3}"), 2, "did you mean 'digits'"),
-        ((*model, "--env.name", "odd.py", "--env.args", "{}"), 0, "40% of its tokens are unknown"),
-    ):
-        done = headway("run", "recipe.toml", "--dry-run", *words, cwd=tmp_path)
-        assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done.stderr
-        assert "Traceback" not in done.stderr
-
-
 def test_a_wrong_recipe_is_one_block_without_a_traceback(tmp_path: Path, recipe: Path) -> None:
     done = headway("run", "recipe.toml", "--learnign.rate", "1", "--sampling.top_p", "0.9", cwd=tmp_path)
     assert done.returncode == 2
