@@ -19,11 +19,15 @@ class Bench:
 
 
 BENCHES: dict[str, Bench] = {
-    "push": Bench("headway_bench.push", "weight pushes by channel, size and density, against what else carries bytes"),
+    "push": Bench(
+        "headway_bench.push", "weight pushes by channel, size and density, against what else carries bytes"
+    ),
     "chaos": Bench(
         "headway_bench.chaos.bench", "whole runs under random faults, and whether every guarantee held"
     ),
-    "changed": Bench("headway_bench.changed", "share of bf16 weights that an update changes, and what a push weighs"),
+    "changed": Bench(
+        "headway_bench.changed", "share of bf16 weights that an update changes, and what a push weighs"
+    ),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }
 
