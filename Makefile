@@ -47,8 +47,8 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/headway run examples/sort.toml
 
 test: $(VENV)/test.stamp
-	@echo "== make: running the tests (the long ones: make test-slow)"
-	$(BIN)/python -m pytest
+	@echo "== make: running the tests in two processes (the long ones: make test-slow)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/test.stamp
 	@echo "== make: running the long tests"
