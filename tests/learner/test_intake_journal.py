@@ -19,6 +19,7 @@ from headway.journal import (
     Entry,
     Journal,
     MessageReceived,
+    Published,
     StepTrained,
     TicketEnded,
     TicketIssued,
@@ -127,14 +128,24 @@ def test_a_run_of_one_step_is_all_in_the_journal_and_in_order(
         ]
         groups = intake.take(lambda: False)
         intake.trained(groups, PolicyVersion(0, 1))
+        intake.published(PolicyVersion(0, 1), "0123456789abcdef")
         with intake.lock:
             place.desk.buffer.drop(tickets[2].ticket_id, DropReason.DEADLINE)
         peer.stream.close()
     kinds = [type(entry) for entry in entries(tmp_path)]
     ids = [ticket.ticket_id for ticket in tickets[:2]]
-    assert [entry for entry in entries(tmp_path) if isinstance(entry, (BatchSelected, StepTrained))] == [
-        BatchSelected(1, ids, pytest.approx(time.time(), abs=60)),
+    assert [
+        entry for entry in entries(tmp_path) if isinstance(entry, (BatchSelected, StepTrained, Published))
+    ] == [
+        BatchSelected(
+            step=1,
+            ticket_ids=ids,
+            time_s=pytest.approx(time.time(), abs=60),
+            trajectory_ids=[[f"g0-a.{ticket_id}.{member}" for member in range(2)] for ticket_id in ids],
+            masked_below=[0, 0],
+        ),
         StepTrained(PolicyVersion(0, 1), ids, False),
+        Published(PolicyVersion(0, 1), "0123456789abcdef"),
     ]
     assert kinds.index(MessageReceived) < kinds.index(BatchSelected) < kinds.index(StepTrained)
     (ended,) = [entry for entry in entries(tmp_path) if isinstance(entry, TicketEnded)][:1]

@@ -23,6 +23,7 @@ class RecordKind(enum.IntEnum):
     STEP_TRAINED = 6
     LIVE_CHANGE = 7
     SEALED = 8
+    PUBLISHED = 9
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -72,11 +73,18 @@ class TicketEnded(msgspec.Struct, frozen=True):
 
 
 class BatchSelected(msgspec.Struct, frozen=True):
-    """These groups, in this order, are trained in the optimizer step that makes `step`."""
+    """These groups, in this order, are trained in the optimizer step that makes `step`.
+
+    Attributes:
+        trajectory_ids: per group, those that are trained.
+        masked_below: per group: tokens sampled by weights of an older step carry no loss; 0: all do.
+    """
 
     step: int
     ticket_ids: list[int]
     time_s: float
+    trajectory_ids: list[list[str]] = []
+    masked_below: list[int] = []
 
 
 class StepTrained(msgspec.Struct, frozen=True):
@@ -91,6 +99,13 @@ class StepTrained(msgspec.Struct, frozen=True):
     skipped: bool
 
 
+class Published(msgspec.Struct, frozen=True):
+    """A version's weights were pushed; `digest` is that of the published bytes."""
+
+    version: PolicyVersion
+    digest: str
+
+
 class LiveChange(msgspec.Struct, frozen=True):
     """A key of the recipe took another value, in force for everything recorded after this."""
 
@@ -99,7 +114,16 @@ class LiveChange(msgspec.Struct, frozen=True):
     value: str
 
 
-Entry = Opened | TicketIssued | MessageReceived | TicketEnded | BatchSelected | StepTrained | LiveChange
+Entry = (
+    Opened
+    | TicketIssued
+    | MessageReceived
+    | TicketEnded
+    | BatchSelected
+    | StepTrained
+    | LiveChange
+    | Published
+)
 
 _KINDS: dict[type[Entry], RecordKind] = {
     Opened: RecordKind.OPENED,
@@ -109,6 +133,7 @@ _KINDS: dict[type[Entry], RecordKind] = {
     BatchSelected: RecordKind.BATCH_SELECTED,
     StepTrained: RecordKind.STEP_TRAINED,
     LiveChange: RecordKind.LIVE_CHANGE,
+    Published: RecordKind.PUBLISHED,
 }
 _TYPES = {kind: entry for entry, kind in _KINDS.items()}
 _ENCODER = msgspec.msgpack.Encoder()

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from headway.buffer import Group
 from headway.journal import (
     BatchSelected,
     Entry,
@@ -17,6 +18,7 @@ from headway.journal import (
     MessageReceived,
     Opened,
     Position,
+    Published,
     StepTrained,
     TicketEnded,
     TicketIssued,
@@ -66,10 +68,22 @@ class Chronicle:
         if self.journal is not None:
             self._log(TicketEnded(ticket_id, reason, self._clock()))
 
-    def selected(self, step: int, ticket_ids: list[int]) -> None:
-        """These are trained next, in the step that makes `step`."""
+    def selected(self, step: int, groups: Sequence[Group], oldest_step: int) -> None:
+        """These are trained next, in the step that makes `step`; where tokens are masked, those below `oldest_step`."""
         if self.journal is not None:
-            self._log(BatchSelected(step, ticket_ids, self._clock()))
+            entry = BatchSelected(
+                step=step,
+                ticket_ids=[group.ticket_id for group in groups],
+                time_s=self._clock(),
+                trajectory_ids=[[t.trajectory_id for t in group.trajectories] for group in groups],
+                masked_below=[oldest_step if group.num_masked else 0 for group in groups],
+            )
+            self._log(entry)
+
+    def published(self, version: PolicyVersion, digest: str) -> None:
+        """A version's weights were pushed."""
+        if self.journal is not None:
+            self._log(Published(version, digest))
 
     def trained(self, version: PolicyVersion, ticket_ids: list[int], skipped: bool) -> None:
         """They were trained."""

@@ -353,7 +353,8 @@ class Desk:
         for group, _ in batch.dropped:  # generated in vain: the prompt has another chance
             self._prompts.give_back(TokenisedPrompt(group.ticket.prompt_index, group.ticket.prompt_ids))
         if batch.groups:
-            self.chronicle.selected(self.gate.step + 1, [group.ticket_id for group in batch.groups])
+            step = self.gate.step
+            self.chronicle.selected(step + 1, batch.groups, max(0, step - self.gate.policy.max_lag))
         return batch
 
     def trained(self, groups: list[Group], version: PolicyVersion) -> None:
@@ -374,6 +375,7 @@ class Desk:
         """
         if version != self.gate.version:
             raise WeightError(f"published version {version}, trained is {self.gate.version}")
+        self.chronicle.published(version, digest)
         for address, ack in self._versions.published(version, digest):
             if address in self._peers:
                 self._on_ack(self._peers[address], ack)
