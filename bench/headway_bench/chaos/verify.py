@@ -62,13 +62,18 @@ def _rows(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
 
 
 class _Lineage:
-    """The journal as seen by the steps that survived: a later attempt's start undoes what came after its step."""
+    """The journal as seen by the steps that survived: a later attempt's start undoes what came after its step.
+
+    `ended` are the endings that surely count. Those of the step that an attempt starts from may be older than its
+    checkpoint, and count, or younger, and be undone: they are in `undone`.
+    """
 
     def __init__(self) -> None:
         self.received: dict[str, int] = {}
         self.by_ticket: dict[int, set[str]] = {}
         self.issued: set[int] = set()
-        self.ended: dict[int, str] = {}
+        self.ended: dict[int, tuple[str, int]] = {}
+        self.undone: set[int] = set()
         self.trained: dict[int, list[int]] = {}
         self.step = 0
 
@@ -76,10 +81,13 @@ class _Lineage:
         match entry:
             case Opened():
                 self.trained = {step: ids for step, ids in self.trained.items() if step <= entry.step}
+                self.undone |= {ticket for ticket, (_, at) in self.ended.items() if at >= entry.step}
+                self.ended = {ticket: end for ticket, end in self.ended.items() if end[1] < entry.step}
                 self.step = entry.step
             case TicketIssued():
                 self.issued.add(entry.ticket.ticket_id)
                 self.ended.pop(entry.ticket.ticket_id, None)
+                self.undone.discard(entry.ticket.ticket_id)
             case MessageReceived():
                 message = decode(entry.frames)
                 assert isinstance(message, Trajectories)
@@ -87,7 +95,7 @@ class _Lineage:
                     self.received[trajectory.trajectory_id] = trajectory.ticket_id
                     self.by_ticket.setdefault(trajectory.ticket_id, set()).add(trajectory.trajectory_id)
             case TicketEnded():
-                self.ended[entry.ticket_id] = entry.reason
+                self.ended[entry.ticket_id] = (entry.reason, self.step)
             case BatchSelected():
                 self.trained[entry.step] = list(entry.ticket_ids)
             case StepTrained():
@@ -111,15 +119,13 @@ def _lineage(run: Path, rows: list[dict[str, Any]]) -> list[str]:
         found.append(f"tickets {unreceived} are trained, and the journal has no trajectory of them")
     both = sorted(set(trained) & lineage.ended.keys())
     if both:
-        found.append(f"tickets {both} are trained and dropped ({[lineage.ended[each] for each in both]})")
+        found.append(f"tickets {both} are trained and dropped ({[lineage.ended[each][0] for each in both]})")
     end = rows[-1]
     if end["tickets"]["trained"] != len(trained):
         found.append(
             f"{end['tickets']['trained']} tickets trained by the ledger, {len(trained)} by the journal"
         )
-    forgotten = sorted(
-        ticket for ticket in lineage.by_ticket if ticket not in trained and ticket not in lineage.ended
-    )
+    forgotten = sorted(lineage.by_ticket.keys() - set(trained) - lineage.ended.keys() - lineage.undone)
     if forgotten and end["status"] == "finished":
         found.append(f"tickets {forgotten} were received and acknowledged, and never ended")
     return found
