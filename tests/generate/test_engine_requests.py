@@ -63,6 +63,36 @@ def test_what_can_never_be_served_is_refused_and_the_run_goes_on(
     assert num_free(engine) == 200
 
 
+def test_an_id_that_is_in_the_engine_is_refused_and_its_group_goes_on(
+    versions: Any, request_of: RequestOf, finish: Finish
+) -> None:
+    """Rows, regions and seeds are found by it: a second group of one id would free the first one's memory."""
+    alone = finish_alone(versions, request_of, finish)
+    engine = versions.engine(max_running=2)
+    for request_id in (1, 2):
+        engine.add(request_of(request_id, members=2, budget=6))
+    engine.step()  # 1 runs, 2 waits
+    for request_id in (1, 2):
+        with pytest.raises(ValueError, match=f"request {request_id} is in the engine already"):
+            engine.add(request_of(request_id, members=2, budget=6))
+    assert engine.num_waiting == 2
+    together = finish(engine)
+    assert {key: member.token_ids.tolist() for key, member in together.items()} == alone
+    assert num_free(engine) == engine._regions.num_tokens
+    engine.add(request_of(1, members=2, budget=6))  # it is free again
+    again = {key: member.token_ids.tolist() for key, member in finish(engine).items()}
+    assert again == {key: tokens for key, tokens in alone.items() if key[0] == 1}
+
+
+def finish_alone(versions: Any, request_of: RequestOf, finish: Finish) -> dict[tuple[int, int], list[int]]:
+    tokens: dict[tuple[int, int], list[int]] = {}
+    for request_id in (1, 2):
+        engine = versions.engine(max_running=2)
+        engine.add(request_of(request_id, members=2, budget=6))
+        tokens |= {key: member.token_ids.tolist() for key, member in finish(engine).items()}
+    return tokens
+
+
 def test_prompt_and_budget_that_fill_the_context_exactly_are_served(
     versions: Any, oracle: Any, request_of: RequestOf, finish: Finish
 ) -> None:

@@ -8,12 +8,16 @@ Legend: S rows in use, C columns (the largest budget of any running sequence).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.generate.protocol import GroupRequest
+from headway.generate.seeds import mix
+from headway.types import PolicyVersion, VersionSpan
 
 Ints = NDArray[np.int64]
 
@@ -75,16 +79,25 @@ class DecodeBatch:
         self.versions: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # that sampled each token
         self.written: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # that wrote its KV, if it is cached
 
-    def append(self, rows: dict[str, Ints], inv_temperature: NDArray[np.float32]) -> slice:
-        """Add rows (arrays by column name, `count` zero); returns their slice."""
-        num_new = len(inv_temperature)
-        start, end = self.size, self.size + num_new
-        self._reserve(end, int(rows["budget"].max(initial=0)))
+    def admit(self, group: RunningGroup, own_starts: Sequence[int]) -> None:
+        """Add a row for each member of a group; `own_starts`: of their regions."""
+        request, sampling = group.request, group.request.sampling
+        start, end = self.size, self.size + len(request.members)
+        self._reserve(end, sampling.max_new_tokens)
+        rows: dict[str, int | list[int]] = {
+            "group": request.request_id,
+            "member": list(request.members),
+            "prompt_start": group.prompt_start,
+            "prompt_length": group.prompt_length,
+            "own_start": list(own_starts),
+            "budget": sampling.max_new_tokens,
+            "seed": [mix(request.seed, member) for member in request.members],
+            "stop_row": group.stop_row,
+        }
         for name in self._COLUMNS:
             getattr(self, name)[start:end] = rows.get(name, 0)
-        self.inv_temperature[start:end] = inv_temperature
+        self.inv_temperature[start:end] = np.inf if sampling.temperature == 0 else 1.0 / sampling.temperature
         self.size = end
-        return slice(start, end)
 
     def _reserve(self, num_rows: int, width: int) -> None:
         if num_rows > len(self.group):
@@ -109,6 +122,16 @@ class DecodeBatch:
         self.logprobs[rows, at] = logprobs
         self.versions[rows, at] = version
         self.count[rows] = at + 1
+
+    def spans(self, row: int, versions: Sequence[PolicyVersion]) -> list[VersionSpan]:
+        """Which of `versions` sampled a row's tokens, at their places in the sequence."""
+        count, prompt = int(self.count[row]), int(self.prompt_length[row])
+        sampled_by = self.versions[row, :count]
+        edges = [0, *(np.flatnonzero(np.diff(sampled_by)) + 1).tolist(), count]
+        return [
+            VersionSpan(prompt + start, prompt + end, versions[int(sampled_by[start])])
+            for start, end in itertools.pairwise(edges)
+        ]
 
     def forwarded(self, rows: Ints, version: int) -> None:
         """The last token of each of `rows` is being written to the pool."""

@@ -13,7 +13,6 @@ Legend: N tokens of a step, S sequences that sample in it, V vocabulary.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,12 +29,11 @@ from headway.generate.plan import Ints, Runs
 from headway.generate.prefill import Prefill, PrefillQueue
 from headway.generate.protocol import FinishedMember, GroupRequest
 from headway.generate.rebuild import chunked, stale_tokens, too_old
-from headway.generate.seeds import mix
 from headway.generate.servable import check_servable
 from headway.generate.slots import RegionAllocator, make_pool
 from headway.generate.stops import StopTable
 from headway.model import AttentionContext, Policy
-from headway.types import FinishReason, Manifest, PolicyVersion, VersionSpan
+from headway.types import FinishReason, Manifest, PolicyVersion
 from headway_kernels.sampling import sample_tokens
 
 
@@ -116,7 +114,11 @@ class TorchEngine:
 
         Raises:
             Unservable: empty prompt, no budget, prompt and budget beyond the context, or beyond the pool.
+            ValueError: a group of this id is in the engine.
         """
+        name = request.request_id
+        if name in self._groups or any(other.request_id == name for other in self._waiting):
+            raise ValueError(f"request {name} is in the engine already; each group needs an id of its own")
         check_servable(
             request,
             context_length=self.policy.context_length,
@@ -207,18 +209,8 @@ class TorchEngine:
 
     def _take_regions(self, request: GroupRequest) -> list[int] | None:
         """Starts of the prompt's region and of each member's; None, with nothing taken, if one does not fit."""
-        sizes = [len(request.prompt_ids)] + [request.sampling.max_new_tokens] * len(request.members)
-        if sum(sizes) > self._regions.num_free:
-            return None
-        starts: list[int] = []
-        for size in sizes:
-            start = self._regions.take(size)
-            if start is None:
-                for taken, length in zip(starts, sizes, strict=False):
-                    self._regions.release(taken, length)
-                return None
-            starts.append(start)
-        return starts
+        own = request.sampling.max_new_tokens
+        return self._regions.take_all([len(request.prompt_ids)] + [own] * len(request.members))
 
     def _start(self, request: GroupRequest, starts: list[int]) -> None:
         stop_row = self._stops.row(request.sampling)
@@ -226,21 +218,7 @@ class TorchEngine:
         group.open_members.update(request.members)
         self._groups[request.request_id] = group
         self._prefilling.add(group)
-        members = np.array(request.members)
-        temperature = request.sampling.temperature
-        self._batch.append(
-            {
-                "group": np.full_like(members, request.request_id),
-                "member": members,
-                "prompt_start": np.full_like(members, starts[0]),
-                "prompt_length": np.full_like(members, group.prompt_length),
-                "own_start": np.array(starts[1:], np.int64),
-                "budget": np.full_like(members, request.sampling.max_new_tokens),
-                "seed": np.array([mix(request.seed, int(member)) for member in members], np.int64),
-                "stop_row": np.full_like(members, stop_row),
-            },
-            np.full(len(members), np.inf if temperature == 0 else 1.0 / temperature, np.float32),
-        )
+        self._batch.admit(group, starts[1:])
 
     # Forward --------------------------------------------------------------------------------------------------
 
@@ -346,20 +324,13 @@ class TorchEngine:
 
     def _member(self, row: int, reason: FinishReason, now: float) -> FinishedMember:
         batch = self._batch
-        count, prompt = int(batch.count[row]), int(batch.prompt_length[row])
-        versions = batch.versions[row, :count]
-        edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), count]
-        spans = [
-            VersionSpan(prompt + start, prompt + end, self._versions[int(versions[start])])
-            for start, end in itertools.pairwise(edges)
-        ]
-        request_id = int(batch.group[row])
+        count, request_id = int(batch.count[row]), int(batch.group[row])
         return FinishedMember(
             request_id=request_id,
             member=int(batch.member[row]),
             token_ids=batch.tokens[row, :count].copy(),
             logprobs=batch.logprobs[row, :count].copy(),
-            spans=spans,
+            spans=batch.spans(row, self._versions),
             finish_reason=reason,
             started_s=self._groups[request_id].started_s,
             finished_s=now,

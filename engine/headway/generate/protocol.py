@@ -108,6 +108,7 @@ class InferenceEngine(Protocol):
 
         Raises:
             Unservable: it can never be served.
+            ValueError: a group of this id is in the engine.
         """
         ...
 

@@ -7,6 +7,7 @@ sequence's cache is therefore two ranges, and nothing is ever copied or paged.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 
 import torch
 
@@ -50,6 +51,20 @@ class RegionAllocator:
                 self.num_free -= size
                 return start
         return None
+
+    def take_all(self, sizes: Sequence[int]) -> list[int] | None:
+        """The start of a free range for each size; None, with nothing taken, if one does not fit."""
+        if sum(sizes) > self.num_free:
+            return None
+        starts: list[int] = []
+        for size in sizes:
+            start = self.take(size)
+            if start is None:
+                for taken, length in zip(starts, sizes, strict=False):
+                    self.release(taken, length)
+                return None
+            starts.append(start)
+        return starts
 
     def release(self, start: int, size: int) -> None:
         """Give a range back."""
