@@ -44,12 +44,19 @@ class DirectWeights:
         self.policy = policy
         self.version: PolicyVersion | None = None
         self.digest = ""
+        self._bits: Tensor | None = None
 
-    def publish(self, version: PolicyVersion) -> str:
-        """The trainer's weights, as they are now, are `version`; returns their digest."""
+    def publish(self, version: PolicyVersion) -> float:
+        """The trainer's weights, as they are now, are `version`; returns the share of elements that changed."""
         dtype = torch.bfloat16 if self.policy.manifest.dtype == "bfloat16" else torch.float32
-        self.version, self.digest = version, state_digest(self.policy.flat.to(dtype))
-        return self.digest
+        published = self.policy.flat.to(dtype)
+        self.version, self.digest = version, state_digest(published)
+        bits = published.view(torch.int16 if dtype is torch.bfloat16 else torch.int32)
+        before, self._bits = self._bits, bits.clone()
+        if before is None:
+            return 1.0
+        num_elements = sum(spec.size for spec in self.policy.manifest.tensors)
+        return int((bits != before).sum()) / max(1, num_elements)
 
 
 class DirectSource:
@@ -239,9 +246,9 @@ class SerialRun:
     def _publish(self) -> PushStats:
         started = time.perf_counter()
         with self.clock("push"):
-            digest = self.weights.publish(self.version)
-        self.desk.published(self.version, digest)
-        return PushStats(time.perf_counter() - started, self.parts.policy.manifest.num_bytes, 1.0)
+            share = self.weights.publish(self.version)
+        self.desk.published(self.version, self.weights.digest)
+        return PushStats(time.perf_counter() - started, self.parts.policy.manifest.num_bytes, share)
 
     def close(self) -> None:
         """End the reward workers and every outstanding ticket."""
