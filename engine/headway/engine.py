@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from headway.checkpoint import Attempts, Resumed, RunLock, resume_run
 from headway.config import RunConfig, create_run, load_recipe
-from headway.config.live_keys import changed
+from headway.config.live_keys import as_text, mirrored
 from headway.errors import ConfigError, DeadlineExceeded, RunFailed
 from headway.launch import Supervisor, stop_within_s
 from headway.launch.child import Echo
@@ -31,6 +31,7 @@ from headway.types import LearnerStatus, StepRecord
 
 Sinks = Callable[[Path], Sequence[MetricsSink]]
 COMMAND_DEADLINE_S = 60.0  # the learner answers between two steps
+KILLED_WITHIN_S = 10.0
 
 
 class Engine:
@@ -66,7 +67,7 @@ class Engine:
             if resume is None
             else _resume(resume, recipe, sections, from_checkpoint, without)
         )
-        self.config, self._folder = run.config, run.folder
+        self._folder = run.folder
         self.resumed = run.lines
         self._inbox: queue.SimpleQueue[StepRecord | LearnerStatus] = queue.SimpleQueue()
         self._status: LearnerStatus | None = None
@@ -76,8 +77,13 @@ class Engine:
             _Inbox(self._inbox),
             _Unlock(run.lock),
         ]
-        self._supervisor = Supervisor(self.config, self._folder, fed, program, echo)
+        self._supervisor = Supervisor(run.config, self._folder, fed, program, echo)
         self._supervisor.start()
+
+    @property
+    def config(self) -> RunConfig:
+        """In force: the recipe with every change made since, by `set`, `headway set` or target_ess."""
+        return self._supervisor.config
 
     @property
     def run_dir(self) -> Path:
@@ -115,16 +121,15 @@ class Engine:
             ConfigError: the key cannot be changed live, or the value contradicts the rest of the recipe.
             DeadlineExceeded: the learner did not answer in time.
         """
-        config = changed(self.config, key, value)
+        mirrored(self.config, key, value)
         answered: Future[str] = Future()
-        self._supervisor.command("set", key, str(value), answered.set_result)
+        self._supervisor.command("set", key, as_text(value), answered.set_result)
         try:
             error = answered.result(timeout_s)
         except TimeoutError:
             raise DeadlineExceeded(f"the learner did not answer `set {key}` within {timeout_s:g} s") from None
         if error:
             raise ConfigError([(key, error)])
-        self.config = config
 
     def stop(self, cause: str = "stopped by the program", within_s: float | None = None) -> None:
         """Asks the run to end after the current step; iterate on to see its last records.
@@ -151,11 +156,17 @@ class Engine:
     def close(self) -> None:
         """Ends the run if it goes on, within seconds, and removes what it left on the machine. Idempotent.
 
-        With checkpoints, that takes up to checkpoint.stop_within_s: the last one is written first.
+        With checkpoints, that takes up to checkpoint.stop_within_s: the last one is written first. Ctrl-C
+        meanwhile ends every process at once; how the run ended is written all the same.
         """
-        if not self._supervisor.join(0.0):
-            self._supervisor.request_stop("closed by the program", stop_within_s(self.config))
-        self.wait()
+        try:
+            if not self._supervisor.join(0.0):
+                self._supervisor.request_stop("closed by the program", stop_within_s(self.config))
+            self.wait()
+        except KeyboardInterrupt:
+            self.kill()
+            self._supervisor.join(KILLED_WITHIN_S)  # its thread dies with this one, its last row unwritten
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """Real processes, every way of ending: the run goes on or stops with the cause named, and leaves nothing."""
 
+import json
 import os
 import sys
 import time
@@ -11,7 +12,9 @@ import pytest
 from headway import Engine, RunFailed
 from headway.errors import ConfigError
 from headway.launch.leftovers import shared_directory
+from headway.stream import request
 from headway.telemetry import MemorySink, read_records
+from headway.wire.messages import Command
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_headway.py")))
 BASE: dict[str, Any] = {"model": {"path": "none"}, "steps": 5}
@@ -29,8 +32,6 @@ def start(tmp_path: Path, sink: MemorySink | None = None, **sections: Any) -> En
 
 
 def leftovers(engine: Engine) -> list[str]:
-    import json
-
     run_id = json.loads((engine.run_dir / "run.json").read_text())["run_id"]
     return [path.name for path in shared_directory().glob(f"headway-{run_id}-*")]
 
@@ -185,6 +186,24 @@ def test_set_changes_what_can_be_changed_and_says_what_cannot(tmp_path: Path) ->
         assert engine.config.staleness.max_lag == 2
         engine.set("staleness.max_lag", 1)
         assert engine.config.staleness.max_lag == 1
+        engine.stop()
+
+
+def test_a_change_from_outside_is_known_to_the_engine_and_the_next_is_judged_with_it(tmp_path: Path) -> None:
+    """The learner alone knows what is in force; the engine follows it and refuses nothing by an old recipe."""
+    with start(tmp_path, args={"learner": "waits"}, staleness={"max_lag": 1}) as engine:
+        assert [next(iter(engine)).step for _ in range(2)] == [1, 2]
+        run_id = json.loads((engine.run_dir / "run.json").read_text())["run_id"]
+        for key, value in (("staleness.max_lag", "6"), ("staleness.slots", "20")):
+            assert request(run_id, Command(command_id=0, action="set", key=key, value=value), 20.0) == ""
+        refused = Command(command_id=0, action="set", key="staleness.max_lag", value="3")
+        assert request(run_id, refused, 20.0) == "out of range"
+        assert (engine.config.staleness.max_lag, engine.config.staleness.slots) == (6, 20)
+        engine.set("push.interval", 4)  # beyond what max_lag 1 allows
+        engine.set("algo.clip_high", 0.25)
+        assert (engine.config.push.interval, engine.config.algo.clip_high) == (4, 0.25)
+        engine.set("algo.clip_high", None)  # back to the objective's own
+        assert engine.config.algo.clip_high is None
         engine.stop()
 
 

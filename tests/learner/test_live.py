@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headway.config.live_keys import LIVE_KEYS
+from headway.config.loading import parse_value
 from headway.errors import ConfigError
 from headway.learner.live import TARGET_ESS, USER, Settings
 from headway.learner.publisher import PushInterval
@@ -59,6 +60,15 @@ def test_every_live_key_takes_effect_and_is_recorded(office: MakeOffice) -> None
     assert {change.key for _, change in live.told} == effects.keys()
     assert {change.source for _, change in live.told} == {USER}
     assert live.settings.take_changes() == []
+
+
+def test_the_record_of_a_change_reads_back_as_the_value(office: MakeOffice) -> None:
+    live = Live(office, algo={"objective": "ppo"})
+    values: list[tuple[str, Any]] = [("algo.clip_high", 0.25), ("algo.clip_high", None), ("learner.lr", 1e-7)]
+    for key, value in values:
+        live.settings.set(key, value)
+    told = [change for _, change in live.told]
+    assert [(change.key, parse_value(change.key, change.value)) for change in told] == values
 
 
 def test_clip_bounds_belong_to_objectives_that_clip(office: MakeOffice) -> None:

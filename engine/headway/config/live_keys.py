@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.config.loading import validate
+from headway.config.loading import typed, validate
 from headway.config.schema import RunConfig
 from headway.errors import ConfigError
 
@@ -32,6 +32,26 @@ def changed(config: RunConfig, key: str, value: Any) -> RunConfig:
     Raises:
         ConfigError: the key cannot be changed while a run goes on, or what any recipe would be refused for.
     """
+    return validate(_with(config, key, value))
+
+
+def mirrored(config: RunConfig, key: str, value: Any) -> RunConfig:
+    """As `changed`, without the rules between keys: for who follows a config that another process owns.
+
+    The owner alone knows every change that is in force, so it alone can say what contradicts what.
+
+    Raises:
+        ConfigError: the key cannot be changed while a run goes on, or the value is none for it.
+    """
+    return typed(_with(config, key, value))
+
+
+def as_text(value: Any) -> str:
+    """A value as headway.config.loading.parse_value reads it back."""
+    return "none" if value is None else str(value)
+
+
+def _with(config: RunConfig, key: str, value: Any) -> dict[str, Any]:
     if key not in LIVE_KEYS:
         raise ConfigError(
             [(key, f"cannot be changed while a run goes on; these can: {', '.join(LIVE_KEYS)}")]
@@ -39,4 +59,4 @@ def changed(config: RunConfig, key: str, value: Any) -> RunConfig:
     section, _, leaf = key.rpartition(".")
     data = config.model_dump()
     data[section] = {**data[section], leaf: value}
-    return validate(data)
+    return data

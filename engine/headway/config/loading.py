@@ -82,6 +82,18 @@ def validate(data: Mapping[str, Any], faults: Iterable[Fault] = ()) -> RunConfig
     return config
 
 
+def typed(data: Mapping[str, Any]) -> RunConfig:
+    """The config of nested plain values, each of its type; the rules between keys are not asked.
+
+    Raises:
+        ConfigError: with every value that is of another type, or beyond its own limits.
+    """
+    config, wrong = _build(data)
+    if config is None:
+        raise ConfigError(_in_order(wrong))
+    return config
+
+
 def dotted(overrides: Overrides) -> tuple[list[tuple[str, Any]], list[Fault]]:
     """Overrides as (dotted path, value) pairs, and the faults of their spelling."""
     if isinstance(overrides, Mapping):

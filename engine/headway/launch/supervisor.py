@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import msgspec
 
 from headway.config import RunConfig, RunFolder
+from headway.config.live_keys import mirrored
+from headway.config.loading import parse_value
 from headway.errors import DeadlineExceeded, HeadwayError, RunFailed
 from headway.launch.child import Child, Echo
 from headway.launch.fleet import Fleet
@@ -72,6 +74,7 @@ class Supervisor:
             echo: takes the name of a process and each line it prints, besides its log.
         """
         self._config = config
+        self._in_force = config
         self._folder = folder
         self._sinks = list(sinks)
         self._program = program
@@ -80,12 +83,12 @@ class Supervisor:
         for record in read_records(folder.metrics):  # of earlier attempts
             self._tally.add(record)
         self._commands: deque[tuple[Command, Answer]] = deque()
-        self._waiting: dict[int, Answer] = {}
+        self._waiting: dict[int, tuple[Command, Answer]] = {}
         self._next_command = 0
         # Reentrant: a second signal's handler may run inside the first's, on the same thread, lock in hand.
         self._lock = threading.RLock()
         self._stop: StopRequest | None = None
-        self._kill = threading.Event()
+        self._kill, self._over = threading.Event(), threading.Event()
         self._status: LearnerStatus | None = None
         self._learner: Child | None = None
         self._ready = False
@@ -95,6 +98,11 @@ class Supervisor:
         self._control.release()  # the supervisor's thread takes it over
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
+    @property
+    def config(self) -> RunConfig:
+        """The recipe with the changes that the learner has said are in force, whoever asked for them."""
+        return self._in_force
+
     def start(self) -> None:
         """Starts the run."""
         self._thread.start()
@@ -102,10 +110,11 @@ class Supervisor:
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits for: the end of the run, at most `timeout_s`. Returns whether it has ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        # In slices: a signal's handler runs on the main thread between two of them, never inside a join.
-        while self._thread.is_alive() and (end is None or time.monotonic() < end):
-            self._thread.join(0.2 if end is None else max(0.0, min(0.2, end - time.monotonic())))
-        return not self._thread.is_alive()
+        # Never Thread.join: when a signal's exception interrupts it, it takes the thread for ended.
+        # In slices: a signal's handler runs on the main thread between two of them.
+        while not self._over.is_set() and (end is None or time.monotonic() < end):
+            self._over.wait(0.2 if end is None else max(0.0, min(0.2, end - time.monotonic())))
+        return self._over.is_set()
 
     def command(self, action: str, key: str, value: str, answer: Answer) -> None:
         """Sends the learner a command.
@@ -147,6 +156,7 @@ class Supervisor:
                 if self._requests is not None:
                     self._requests.close()
             remove_run(self._folder.run_id)
+            self._over.set()
 
     def _supervise(self) -> LearnerStatus:
         """The main loop: until the learner said how it ended, or nothing more can be done."""
@@ -187,16 +197,30 @@ class Supervisor:
         elif event.note:
             self._note(event.note)
         if event.answered >= 0:
-            answer = self._waiting.pop(event.answered, None)
-            if answer is not None:
-                answer(event.error)
+            self._answered(event)
         if event.status:
             status = msgspec.json.decode(event.status, type=LearnerStatus)
             if status.status == "stopped" and self._stop is not None:
                 status = msgspec.structs.replace(status, cause=self._stop.cause)
             self._status = status
 
+    def _answered(self, event: Event) -> None:
+        command, answer = self._waiting.pop(event.answered, (None, None))
+        if command is None or answer is None:
+            return
+        if command.action == "set" and not event.error:
+            self._follow([(command.key, command.value)])
+        answer(event.error)
+
+    def _follow(self, changes: Sequence[tuple[str, str]]) -> None:
+        """Changes that are in force, in their order."""
+        config = self._in_force
+        for key, value in changes:
+            config = mirrored(config, key, parse_value(key, value))
+        self._in_force = config
+
     def _record(self, record: StepRecord) -> None:
+        self._follow([(change.key, change.value) for change in record.changes])  # those of target_ess too
         self._tally.add(record)
         self._feed(lambda sink: sink.step(record))
 
@@ -221,7 +245,7 @@ class Supervisor:
             if not self._control.send(command):
                 return
             self._commands.popleft()
-            self._waiting[command.command_id] = answer
+            self._waiting[command.command_id] = (command, answer)
 
     def _check_learner(self, learner: Child) -> None:
         """
@@ -303,7 +327,7 @@ class Supervisor:
         with self._lock:
             unsent = [answer for _, answer in self._commands]
             self._commands.clear()
-        for answer in (*unsent, *self._waiting.values()):
+        for answer in (*unsent, *(answer for _, answer in self._waiting.values())):
             answer("the run has ended")
         self._waiting.clear()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.config import RunConfig
 from headway.config.checks import value_of
-from headway.config.live_keys import LIVE_KEYS, changed
+from headway.config.live_keys import LIVE_KEYS, as_text, changed
 from headway.config.loading import parse_value
 from headway.errors import ConfigError, HeadwayError
 from headway.learner.desk import Desk
@@ -83,7 +83,7 @@ class Settings:
         if source != TARGET_ESS:  # the loop's limits are what people ask for
             self.asked = changed(self.asked, key, value)
             self._controller = self._make_controller()
-        change = SettingChange(key, str(value), source)
+        change = SettingChange(key, as_text(value), source)
         self._recent.append(change)
         self._on_change(self._desk.gate.step, change)
         _log.info("set %s = %s (%s)", key, value, source)
