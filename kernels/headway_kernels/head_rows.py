@@ -74,7 +74,7 @@ class _Held:
     """The rows whose exponentials the chunk holds.
 
     Attributes:
-        x: [N, H], inputs times `factor`, so that logits = x weight^T (+ factor bias).
+        x: [N, H], the inputs; logits = factor (x weight^T + bias).
         start: of the first row, in the caller's numbering.
         target: [N], columns of `weight`; owned: bool [N], False where another rank holds the target's column;
             None: all are. factor: [N], the folded scale (and temperature, if there is no softcap).
@@ -130,7 +130,7 @@ class LogitChunk:
         factor = torch.full_like(inv_temperature, head.scale)
         if head.softcap is None:
             factor = factor * inv_temperature
-        x_NH = self._inputs.x[rows].to(head.dtype) * factor[:, None]
+        x_NH = self._inputs.x[rows].to(head.dtype)
         torch.mm(x_NH, head.weight.t(), out=self._logits[: end - start])
         target, owned = self._columns(self._inputs.target[rows])
         merged, peak = self._exponentiate(target, owned, factor, inv_temperature, out.entropy is not None)
@@ -212,8 +212,8 @@ class LogitChunk:
         whole = num_live == live.shape[0]
         self._differentiate(held, rows, whole, coefficient, entropy_weight)
         gradient_AV = self._logits[:num_live]
-        x_AH = held.x if whole else held.x[rows]
         factor = held.factor if whole else held.factor[rows]
+        x_AH = (held.x if whole else held.x[rows]) * factor[:, None]
         x_grad_AH = self._product_with_weight(gradient_AV)
         x_grad_AH.mul_(factor[:, None])
         if whole:
@@ -241,10 +241,14 @@ class LogitChunk:
     def _shape_logits(
         self, block_BV: Tensor, low: int, high: int, factor: Tensor, inv_temperature: Tensor
     ) -> None:
-        """Bias and softcap, in place; the softcap's slope is kept."""
+        """Bias, scale and softcap, in place; the softcap's slope is kept.
+
+        Scaled here and not in the inputs, whose rounding would be that of every term of the product.
+        """
         head = self._head
         if head.bias is not None:
-            block_BV.addr_(factor[low:high], head.bias)
+            block_BV.add_(head.bias)
+        block_BV.mul_(factor[low:high, None])
         if head.softcap is not None:
             assert self._slopes is not None
             slope_BV = self._slopes[low:high]

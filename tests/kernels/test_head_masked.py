@@ -125,7 +125,7 @@ def test_loss_and_gradients_are_those_of_autograd_over_the_kept_ids(options: dic
 
 
 def test_scores_are_of_the_kept_set_and_a_frozen_policy_has_a_ratio_of_one() -> None:
-    """B3: over the whole vocabulary the log-prob would be off by the log of the kept mass, at every token."""
+    """Over the whole vocabulary the log-prob would be off by the log of the kept mass, at every token."""
     kept = make()
     logp, entropy = (tensor.detach() for tensor in oracle_rows(kept, leaves(kept)))
     out = head_masked(
@@ -165,7 +165,6 @@ def test_keeping_everything_is_the_dense_head() -> None:
 
 
 def test_bf16_inputs_keep_fp32_log_probs() -> None:
-    """A8."""
     kept = make(dtype=torch.bfloat16)
     logp = oracle_rows(kept, leaves(kept))[0].detach()
     out = run(kept, Objective())[0]

@@ -1,6 +1,6 @@
 """Every back-end that this machine has, over the cross product of options, against fp64 autograd.
 
-A back-end computes a call right, or refuses it by name: nothing in between (B7). Statistics are part of it.
+A back-end computes a call right, or refuses it by name: nothing in between. Statistics are part of it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_head(backend: str, options: dict[str, Any], terms: Sequence[tuple[Any,
     for mask, head, kl, entropy_coef, chunk_rows in terms:
         chosen = {**options, "kl": kl, "kl_coef": 0.0 if kl == "none" else 0.1, "entropy_coef": entropy_coef}
         try:
-            check(make_problem(mask=mask, head=head), chosen, 3e-5, chunk_rows, backend)
+            check(make_problem(mask=mask, head=head), chosen, 1e-5, chunk_rows, backend)
         except UnsupportedOption as refusal:
             check_refusal(backend, refusal)
         else:

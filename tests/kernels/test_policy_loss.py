@@ -66,7 +66,7 @@ def test_losses_by_hand() -> None:
 
 
 def test_the_ratio_is_to_the_generator_and_clips_a_big_move() -> None:
-    """B1: r = pi_theta1 / pi_theta0 exactly; at lag 0 it is 1 and nothing clips."""
+    """R = pi_theta1 / pi_theta0 exactly; at lag 0 it is 1 and nothing clips."""
     old, new = torch.tensor([0.2, 0.8]), torch.tensor([0.6, 0.4])
     moved = evaluate(new.log(), old.log(), [1.0, -1.0], objective=Objective("grpo"))
     assert moved.stats.ratio_mean == pytest.approx((3 + 0.5) / 2, rel=1e-6)
@@ -86,7 +86,7 @@ def test_a_missing_behaviour_is_refused() -> None:
 
 
 def test_a_small_drift_over_a_long_sequence_does_not_reject_it() -> None:
-    """B2: 300 tokens at +0.005 have the geometric mean 1.005, not the product 4.48."""
+    """300 tokens at +0.005 have the geometric mean 1.005, not the product 4.48."""
     logp = torch.full((300,), 0.005, dtype=torch.float64)
     out = evaluate(logp, torch.zeros(300), torch.ones(300), objective=Objective("gspo"))
     assert out.stats.weight_mean == pytest.approx(math.exp(0.005))
@@ -112,7 +112,7 @@ def test_gspo_shares_a_segment_s_loss_among_its_weighted_tokens() -> None:
 
 
 def test_rejected_tokens_stay_in_the_denominator() -> None:
-    """B5: log r = [.1, -1.5, .8, -10, .3]; tokens 2 to 4 have no gradient and still count among the five."""
+    """Log r = [.1, -1.5, .8, -10, .3]; tokens 2 to 4 have no gradient and still count among the five."""
     log_ratio = torch.tensor([0.1, -1.5, 0.8, -10.0, 0.3], dtype=torch.float64)
     advantage = torch.tensor([1.0, -1, 1, -1, 1], dtype=torch.float64)
     out = evaluate(
@@ -138,7 +138,7 @@ def test_tis_counts_the_behaviour_once() -> None:
 @pytest.mark.parametrize("name", ["cispo", "grpo", "gspo", "sapo", "dppo_tv", "m2po", "vtrace"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unbounded_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
-    """A1: (pi, mu, advantage, weight), with a masked token that contributes exactly 0."""
+    """(pi, mu, advantage, weight), with a masked token that contributes exactly 0."""
     rows = [(-2, -91, 1, 1), (-2, -91, 0, 1), (-2, -91, 1, 0), (-91, -2, -1, 1), (0, 0, 1, 1)]
     rows += [(-2, -91, -1, 1), (-2, -1024, -1, 1)]
     logp, behaviour, advantage, weight = torch.tensor(rows, dtype=dtype).T
@@ -154,7 +154,6 @@ def test_unbounded_ratios_stay_finite(name: str, dtype: torch.dtype) -> None:
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=8))
 def test_the_guard_changes_no_bit_of_a_ratio_within_its_bound(log_ratios: list[float]) -> None:
-    """A1."""
     logp = torch.tensor(log_ratios, dtype=torch.float64)
     out = evaluate(
         logp, torch.zeros_like(logp), torch.full_like(logp, -1.0), objective=Objective("rloo", clip_low=1)
@@ -188,7 +187,7 @@ KL_DIRECTIONS = {"k1": "pi_ref", "k2": "pi_ref", "k3": "ref_pi"}
 @pytest.mark.parametrize("kl", KL_DIRECTIONS)
 @pytest.mark.parametrize("lag", [False, True])
 def test_the_kl_gradient_is_that_of_the_divergence_it_names(kl: str, lag: bool) -> None:
-    """B14: the expectation over all actions of mu, by enumeration, against the exact gradient."""
+    """The expectation over all actions of mu, by enumeration, against the exact gradient."""
     logits = torch.tensor([0.3, -0.4, 1.1], dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.tensor([-0.2, 0.6, 0.1], dtype=torch.float64), 0)
     logp = torch.log_softmax(logits, 0)
@@ -305,7 +304,7 @@ def test_every_bound_of_the_table_is_met_by_some_token() -> None:
 
 
 def test_a_drift_of_half_a_percent_a_token_rejects_no_sequence_by_its_geometric_mean() -> None:
-    """B2: 300 tokens at +0.005: product 4.48, geometric mean 1.005; both are reported before the bound."""
+    """300 tokens at +0.005: product 4.48, geometric mean 1.005; both are reported before the bound."""
     drift = torch.full((300,), 0.005, dtype=torch.float64)
     for level, weight, rejected in (
         ("geometric", 1.00501, 0.0),
@@ -322,7 +321,7 @@ def test_a_drift_of_half_a_percent_a_token_rejects_no_sequence_by_its_geometric_
 
 
 def test_a_rejected_sequence_contributes_zero_and_still_counts() -> None:
-    """B5: log r = [.1, -1.5, .8, -10, .3] with tokens 2 to 4 rejected by their ratio: the sum is divided by five."""
+    """Log r = [.1, -1.5, .8, -10, .3] with tokens 2 to 4 rejected by their ratio: the sum is divided by five."""
     log_ratio = torch.tensor([0.1, -1.5, 0.8, -10.0, 0.3], dtype=torch.float64)
     objective = Objective("grpo", correction="icepop", correction_floor=0.5, correction_cap=2.0)
     out = evaluate(log_ratio, torch.zeros(5), torch.ones(5), [0.2] * 5, objective=objective)

@@ -147,7 +147,6 @@ def test_on_policy_vtrace_is_the_lambda_return() -> None:
 
 
 def test_extreme_ratios_stay_finite_and_outputs_have_the_rewards_precision() -> None:
-    """A1."""
     data = {name: value.float() if name in ("rewards", "values", "log_ratio", "bootstrap") else value
             for name, value in make_data([0, 4]).items()}  # fmt: skip
     data["log_ratio"] = torch.tensor([89.0, -89.0, 1e30, 0.0])
