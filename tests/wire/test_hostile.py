@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headway
+import headway_kernels
 from headway.errors import WireError
 from headway.types import Trajectory
 from headway.wire import SCHEMA, decode, encode
@@ -220,7 +221,10 @@ def test_what_a_head_may_claim_of_its_trajectory(make_trajectory: Callable[..., 
 
 
 MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-ATTRIBUTES = {"recv_pyobj", "send_pyobj", "recv_serialized"}
+ATTRIBUTES = {
+    "recv_pyobj", "send_pyobj", "recv_serialized", "broadcast_object_list", "all_gather_object", "gather_object",
+    "scatter_object_list", "send_object_list", "recv_object_list",
+}  # fmt: skip
 
 
 def dangers(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -241,9 +245,10 @@ def dangers(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_nothing_in_the_engine_unpickles_or_evaluates() -> None:
-    root = Path(headway.__path__[0])
+    roots = [Path(package.__path__[0]) for package in (headway, headway_kernels)]
     hits = [
-        f"{path.relative_to(root)}:{line}: {what}"
+        f"{path}:{line}: {what}"
+        for root in roots
         for path in sorted(root.rglob("*.py"))
         for line, what in dangers(ast.parse(path.read_text()))
     ]
@@ -252,4 +257,5 @@ def test_nothing_in_the_engine_unpickles_or_evaluates() -> None:
 
 def test_the_search_for_dangers_finds_them() -> None:
     code = "import pickle\nfrom marshal import loads\ntorch.load(f)\ns.recv_pyobj()\neval(x)\nmodel.eval()\n"
-    assert [line for line, _ in sorted(dangers(ast.parse(code)))] == [1, 2, 3, 4, 5]
+    code += "dist.all_gather_object(a, b)\n"
+    assert [line for line, _ in sorted(dangers(ast.parse(code)))] == [1, 2, 3, 4, 5, 7]
