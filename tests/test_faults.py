@@ -138,7 +138,13 @@ def check_end(engine: headway.Engine) -> LearnerStatus:
     assert status.max_lag_seen <= engine.config.staleness.max_lag
     assert not processes(engine)
     assert not leftovers(engine)
+    assert exit_codes(engine) == {0}
     return status
+
+
+def exit_codes(engine: headway.Engine) -> set[int | None]:
+    """Of each generator's last process."""
+    return {child.poll() for child in engine._supervisor._fleet.children()}
 
 
 @pytest.fixture
@@ -252,6 +258,8 @@ def check_killed_learner(engine: headway.Engine, records: list[StepRecord]) -> N
     engine.close()
     assert time.monotonic() - at < 2.0 + SLACK_S
     check_records(engine, records)
+    assert "stopped (SIGTERM)" in log_of(engine, "generator-0")  # in order, though nobody answers it
+    assert exit_codes(engine) == {0}
     assert not processes(engine)
     assert psutil.wait_procs(workers, timeout=2.0)[1] == []
     assert not leftovers(engine)

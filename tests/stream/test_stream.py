@@ -497,6 +497,18 @@ def test_a_process_with_live_sockets_may_fork_and_spawn(pair: Pair, until: Until
     assert sequence(pair.received) == list(range(1000))
 
 
+def test_nothing_on_the_way_of_a_trajectory_forgets_the_oldest() -> None:
+    """A queue that is full refuses or waits, visibly; `maxlen` would throw away what was acknowledged."""
+    import headway.stream
+
+    root = Path(headway.stream.__file__).parent.parent
+    packages = ("stream", "wire", "journal", "staleness", "generator", "generate", "weights", "packing")
+    paths = [path for package in packages for path in (root / package).rglob("*.py")]
+    paths += [root / "buffer.py", *(root / "learner").glob("*.py")]
+    windows = {"records.py", "failures.py"}  # the last rewards, the last verdicts: statistics
+    assert {path.name for path in paths if "maxlen" in path.read_text()} == windows
+
+
 def test_nothing_is_published() -> None:
     """PUB drops silently at its high-water mark; CONFLATE forgets. Neither is used anywhere in the engine."""
     import headway.stream
