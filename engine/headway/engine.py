@@ -147,10 +147,12 @@ class Engine:
 
     def wait(self, timeout_s: float | None = None) -> LearnerStatus | None:
         """Waits for: the end of the run, at most `timeout_s`, passing over its records. Does not raise for a
-        failed run: look at the status."""
-        if self._supervisor.join(timeout_s):
+        failed run: look at the status. Where the time passes first, no record is lost: iterate on.
+        """
+        if timeout_s is None or self._supervisor.join(timeout_s):
             while self._status is None:
-                self._take(None)
+                self._take(None)  # as they come: a long run's records would pile up
+            self._supervisor.join()
         return self._status
 
     def close(self) -> None:

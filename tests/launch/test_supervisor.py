@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,27 @@ def test_a_change_from_outside_is_known_to_the_engine_and_the_next_is_judged_wit
         engine.set("algo.clip_high", None)  # back to the objective's own
         assert engine.config.algo.clip_high is None
         engine.stop()
+
+
+def test_records_that_nobody_takes_do_not_pile_up_while_the_end_is_waited_for(tmp_path: Path) -> None:
+    sink = MemorySink()
+    with start(tmp_path, sink, args={"learner": "waits"}) as engine:
+        waiting = threading.Thread(target=engine.wait)
+        waiting.start()
+        end = time.monotonic() + 20
+        while len(sink.records) < 2 or engine._inbox.qsize():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        engine.stop("enough")
+        waiting.join(20)
+    assert engine.status == sink.status
+    assert [record.step for record in sink.records] == [1, 2]
+
+
+def test_a_wait_that_ends_before_the_run_leaves_the_records(tmp_path: Path) -> None:
+    with start(tmp_path, args={"learner": "waits"}) as engine:
+        assert engine.wait(0.3) is None
+        assert [next(iter(engine)).step for _ in range(2)] == [1, 2]
 
 
 def test_a_sink_that_raises_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
