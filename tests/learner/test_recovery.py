@@ -357,6 +357,20 @@ def test_tickets_go_out_again_under_their_ids_with_their_seeds_before_new_ones(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", ["window", "capacity", "drop", "wait"])
+def test_a_kill_at_any_instant_of_100_runs_trains_each_prompt_exactly_once(
+    world: Callable[..., World], policy: str
+) -> None:
+    killed = 0
+    for seed in range(100):
+        run = world(24, 1000 + seed, policy=policy, max_lag=seed % 3)
+        run.live(kill_chance=0.01, save_chance=0.02)
+        check(run, 24)
+        killed += len(run.attempts) > 1
+    assert killed > 50
+
+
+@pytest.mark.slow
 def test_an_epoch_of_1000_prompts_with_20_kills_trains_each_exactly_once(world: Callable[..., World]) -> None:
     for seed in range(3):
         run = world(1000, seed, max_lag=2)
