@@ -279,7 +279,7 @@ class Buffer:
         for trajectory in group.trajectories:
             reason = cut.members.get(trajectory.member)
             if reason is None:
-                kept.append(trajectory if cut.oldest_step is None else _masked(trajectory, cut.oldest_step))
+                kept.append(trajectory if cut.oldest_step is None else masked(trajectory, cut.oldest_step))
                 continue
             self._ledger.drop_trajectory(group.ticket_id, reason, trajectory.num_sampled)
             failures.append(_failure(trajectory, reason, "too old to be trained when its group was"))
@@ -341,7 +341,7 @@ def _reason(failure: MemberFailure) -> DropReason:
         return DropReason.INVALID
 
 
-def _masked(trajectory: Trajectory, oldest_step: int) -> Trajectory:
+def masked(trajectory: Trajectory, oldest_step: int) -> Trajectory:
     """Without loss on the tokens that weights older than `oldest_step` sampled; they stay as context."""
     mask = trajectory.loss_mask.copy()
     for span in trajectory.spans:

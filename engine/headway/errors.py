@@ -9,6 +9,7 @@
     ├── JournalError       (RuntimeError)     a journal that is damaged, incomplete, or cannot be written
     │   └── JournalFull                       no space for it now; nothing is lost, and writing can be tried again
     ├── CheckpointError    (RuntimeError)     a checkpoint that is incomplete, damaged, or lacks what is asked for
+    ├── ReplayRefused      (RuntimeError)     a replay that could not give the run's bits; says what is not the same
     ├── RunLocked          (RuntimeError)     another process works on the run; names it
     ├── ModelError         (ValueError)       a model folder that cannot be loaded, or lacks what is needed
     ├── WeightError        (RuntimeError)     a push that is torn, of another manifest, or did not arrive
@@ -42,6 +43,7 @@ __all__ = [
     "ModelError",
     "NumericsError",
     "OwnershipError",
+    "ReplayRefused",
     "RunFailed",
     "RunLocked",
     "ShapeError",
@@ -102,6 +104,10 @@ class JournalFull(JournalError):
 
 class CheckpointError(HeadwayError, RuntimeError):
     """A checkpoint is incomplete or damaged, or lacks what is asked for."""
+
+
+class ReplayRefused(HeadwayError, RuntimeError):
+    """A replay could not give the bits of the run, because something is not the same; the message says what."""
 
 
 class RunLocked(HeadwayError, RuntimeError):

@@ -11,12 +11,13 @@ What a checkpoint contains is the learner's business (headway.learner.state). No
 from headway.checkpoint.attempts import Attempt, Attempts
 from headway.checkpoint.disk import CheckpointDisk
 from headway.checkpoint.lock import RunLock
-from headway.checkpoint.resume import Resumed, resume_run
+from headway.checkpoint.resume import INITIAL, Resumed, resume_run
 from headway.checkpoint.saver import Saver, Snapshot
 from headway.checkpoint.store import Checkpoint, CheckpointStore, Marker, Pieces, Search
 from headway.checkpoint.tensors import load, pieces
 
 __all__ = [
+    "INITIAL",
     "Attempt",
     "Attempts",
     "Checkpoint",

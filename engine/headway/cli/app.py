@@ -229,6 +229,49 @@ def inspect(
     return 0
 
 
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="folder of the run")],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="checkpoint to start from: its name or step, or `initial`; else where the newest attempt did",
+        ),
+    ] = "",
+    end: Annotated[
+        str, typer.Option("--to", help="checkpoint to end with; else as far as the journal leads")
+    ] = "",
+    any_machine: Annotated[
+        bool, typer.Option("--any-machine", help="go on where the machine is not the run's")
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Make the updates of a run again from its record, and compare the weights bit for bit."""
+    from headway.cli.replaying import replay as replay_run
+
+    return replay_run(run, start, end, any_machine)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="folder of the run")],
+    target: Annotated[Path, typer.Argument(help="folder to make")],
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="its name or step; else the newest complete one")
+    ] = "",
+    masters: Annotated[
+        bool, typer.Option("--masters", help="the optimizer's fp32 weights; else as served, in push.dtype")
+    ] = False,
+    debug: Debug = False,
+) -> int:
+    """Write a checkpoint's weights as a folder that transformers loads."""
+    from headway.learner.export import export as export_weights
+
+    typer.echo(export_weights(run, target, checkpoint, masters))
+    return 0
+
+
 keys_app = typer.Typer(help="Keys for generators on other machines (docs/security.md).", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 

@@ -11,6 +11,7 @@ from headway.errors import (
     EnvironmentFailure,
     HeadwayError,
     ModelError,
+    ReplayRefused,
     RunLocked,
     UnsupportedOption,
 )
@@ -18,7 +19,9 @@ from headway.errors import (
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2  # the supervisor does not restart a child that ends with it
 
-_USER_ERRORS = (ConfigError, ModelError, RunLocked, EnvironmentFailure, UnsupportedOption, BackendUnavailable)
+_USER_ERRORS = (
+    ConfigError, ModelError, ReplayRefused, RunLocked, EnvironmentFailure, UnsupportedOption, BackendUnavailable,
+)  # fmt: skip
 
 
 def report(error: HeadwayError, debug: bool) -> int:

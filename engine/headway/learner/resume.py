@@ -15,7 +15,7 @@ from headway.learner.live import Settings
 from headway.learner.records import Recorder
 from headway.learner.recovery import Recovered, Recovery
 from headway.learner.setup import LearnerParts, make_gate, staleness_policy
-from headway.learner.state import LearnerState
+from headway.learner.state import LearnerState, RngState
 from headway.staleness import Gate
 
 _log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ def resume_parts(
         parts: as built from the recipe; state: None for the initial weights.
     """
     gate = _gate(config, attempt, state)
+    if state is None or state.rng is None:
+        RngState.seed(config.seed)
     if state is not None:
         parts.trainer.restore(state.progress.trainer, state.tensors)
         parts.trainer.lr = config.learner.lr  # changes made live are in the config, changes of the resume too

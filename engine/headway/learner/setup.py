@@ -44,22 +44,29 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
     """
     folder = resolve_model(config.model.path, note)
     tokenizer = load_tokenizer(folder)
-    recipe = recipe_of(config.algo)
     policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=True)
-    reference = None
-    if recipe.objective.needs_reference:
-        source = resolve_model(config.model.reference, note) if config.model.reference else folder
-        reference = load_policy(source, with_grad=False)
+    reference = load_reference(config, note)
     environment = load_environment(EnvSpec(config.env.name, config.env.args))
     return LearnerParts(
         folder=folder,
         tokenizer=tokenizer,
         policy=policy,
-        trainer=Trainer(policy, config, recipe, reference),
+        trainer=Trainer(policy, config, recipe_of(config.algo), reference),
         prompts=PromptSource(environment, tokenizer, config.env, config.seed),
         tickets=TicketMaker(config, tokenizer.eos_ids),
         gate=make_gate(config),
     )
+
+
+def load_reference(config: RunConfig, note: Callable[[str], None]) -> Policy | None:
+    """The frozen policy of the KL term; None when the objective needs none.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    if not recipe_of(config.algo).objective.needs_reference:
+        return None
+    return load_policy(resolve_model(config.model.reference or config.model.path, note), with_grad=False)
 
 
 def recipe_of(algo: AlgoConfig) -> Recipe:

@@ -106,6 +106,13 @@ class RngState(msgspec.Struct, frozen=True):
     python: tuple[int, list[int], float | None]
 
     @staticmethod
+    def seed(seed: int) -> None:
+        """How they stand when a run begins."""
+        torch.manual_seed(seed)
+        np.random.seed(seed % (1 << 32))
+        random.seed(seed)
+
+    @staticmethod
     def current() -> RngState:
         """As they stand."""
         _, key, *rest = np.random.get_state(legacy=True)
@@ -275,21 +282,34 @@ def read_state(checkpoint: Checkpoint, manifest: Manifest, without: Collection[s
     return LearnerState(progress, asked, tensors, rng, cursor, piece(Piece.DESK, DeskPiece))
 
 
+def read_weights(checkpoint: Checkpoint, manifest: Manifest) -> torch.Tensor:
+    """The fp32 masters, flat.
+
+    Raises:
+        CheckpointError: they are those of another model.
+    """
+    flat = torch.zeros(manifest.num_elements)
+    _read_flat(checkpoint, manifest, Piece.MODEL, "", flat)
+    return flat
+
+
 def _read_tensors(checkpoint: Checkpoint, manifest: Manifest, *, with_moments: bool) -> FlatState:
     state = FlatState.empty(manifest.num_elements)
-    parts = [(Piece.MODEL, "", state.master)]
+    _read_flat(checkpoint, manifest, Piece.MODEL, "", state.master)
     if with_moments:
-        parts += [
-            (Piece.OPTIMIZER, "exp_avg.", state.exp_avg),
-            (Piece.OPTIMIZER, "exp_avg_sq.", state.exp_avg_sq),
-        ]
-    for piece, prefix, flat in parts:
-        path = checkpoint.path / FILES[piece]
-        arrays = load(path)
-        for spec in manifest.tensors:
-            array = arrays.get(prefix + spec.name)
-            if array is None or list(array.shape) != spec.shape:
-                found = "missing" if array is None else f"of shape {list(array.shape)}"
-                raise CheckpointError(f"{path}: {prefix}{spec.name} is {found}; expected {spec.shape}")
-            flat.numpy()[spec.offset : spec.offset + spec.size] = array.reshape(-1)
+        _read_flat(checkpoint, manifest, Piece.OPTIMIZER, "exp_avg.", state.exp_avg)
+        _read_flat(checkpoint, manifest, Piece.OPTIMIZER, "exp_avg_sq.", state.exp_avg_sq)
     return state
+
+
+def _read_flat(
+    checkpoint: Checkpoint, manifest: Manifest, piece: Piece, prefix: str, flat: torch.Tensor
+) -> None:
+    path = checkpoint.path / FILES[piece]
+    arrays = load(path)
+    for spec in manifest.tensors:
+        array = arrays.get(prefix + spec.name)
+        if array is None or list(array.shape) != spec.shape:
+            found = "missing" if array is None else f"of shape {list(array.shape)}"
+            raise CheckpointError(f"{path}: {prefix}{spec.name} is {found}; expected {spec.shape}")
+        flat.numpy()[spec.offset : spec.offset + spec.size] = array.reshape(-1)
