@@ -15,15 +15,13 @@ are dropped by their sequence number before they come here. One owner thread; no
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from headway.staleness.accounts import MASKED, TRAINED, Account, GeneratorTokens
 from headway.types import DropReason
 
-TRAINED = "trained"
-MASKED = "masked"
 UNASSIGNED = ""  # the generator of a ticket that a resume has taken back and not handed out again
 
 
@@ -39,46 +37,6 @@ class OpenTicket(msgspec.Struct):
     buffered: bool = False
     trajectories: int = 0
     tokens: int = 0
-
-
-class Account(msgspec.Struct):
-    """Things of one kind: how many were opened, and how they ended."""
-
-    opened: int = 0
-    ended: dict[str, int] = msgspec.field(default_factory=dict[str, int])
-
-    def end(self, outcome: str, num: int) -> None:
-        """Count `num` of them as ended."""
-        if num < 0:
-            raise AssertionError(f"{num} things cannot end as {outcome}")
-        if num:
-            self.ended[outcome] = self.ended.get(outcome, 0) + num
-
-    @property
-    def dropped(self) -> int:
-        """Ended neither trained nor masked."""
-        return sum(num for outcome, num in self.ended.items() if outcome not in (TRAINED, MASKED))
-
-    def open(self) -> int:
-        """Opened and not ended."""
-        return self.opened - sum(self.ended.values())
-
-
-class GeneratorTokens(msgspec.Struct):
-    """Sampled tokens of one generator incarnation: the most it reported, and what of them was received.
-
-    Attributes:
-        lost: it is gone, so what was not received never will be (unless it reports again).
-    """
-
-    generated: int = 0
-    received: int = 0
-    lost: bool = False
-
-    @property
-    def unsent(self) -> int:
-        """Sampled and not received; 0 while its messages run ahead of its reports."""
-        return max(0, self.generated - self.received)
 
 
 class LedgerState(msgspec.Struct, frozen=True):
@@ -334,11 +292,11 @@ class Ledger:
 
     def counts(self) -> LedgerCounts:
         """The counts as plain dicts."""
-        tickets = _counts("issued", self._tickets)
+        tickets = self._tickets.counts("issued")
         tickets |= {"in_flight": self.in_flight, "buffered": self.buffered}
-        trajectories = _counts("received", self._trajectories)
+        trajectories = self._trajectories.counts("received")
         trajectories |= {"buffered": self._trajectories.open(), "failed": self._failed}
-        tokens = _counts("received", self._tokens)
+        tokens = self._tokens.counts("received")
         tokens |= {"buffered": self._tokens.open(), "lost_unsent": self.lost_unsent}
         dropped = {outcome: num for outcome, num in sorted(self._tickets.ended.items()) if outcome != TRAINED}
         return LedgerCounts(tickets, trajectories, tokens, dropped)
@@ -363,12 +321,3 @@ class Ledger:
         )  # a stranger gets no entry: names from outside must not pile up
         if entry is not None:
             entry.received += num_tokens
-
-
-def _counts(opened: str, account: Account) -> dict[str, int]:
-    ended = Counter(account.ended)
-    counts = {opened: account.opened, TRAINED: ended.pop(TRAINED, 0)}
-    if opened == "received":
-        counts[MASKED] = ended.pop(MASKED, 0)
-    counts["dropped"] = account.dropped
-    return counts | {f"dropped.{reason}": num for reason, num in sorted(ended.items())}
