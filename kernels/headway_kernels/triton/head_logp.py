@@ -25,13 +25,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headway_kernels.head_results import HeadLogp
 from headway_kernels.head_shard import VocabShard
-from headway_kernels.triton.launch import lacks_device, lacks_dtype, on_device
+from headway_kernels.triton.launch import architecture, lacks_device, lacks_dtype, on_device
 from headway_kernels.triton.numerics import LOWEST_PEAK, LOWEST_SHIFT, exponential, logit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the product is cut; fixed for a dtype, because a row's bits depend on it.
+    """How the product is cut; fixed by dtype, softcap and GPU, because a row's bits depend on it.
 
     Attributes:
         rows, columns, depth: of a tile. tiles: of columns in a span. num_warps, num_stages: of the kernel.
@@ -46,8 +46,11 @@ class Tiling:
 
 
 HALF = Tiling(rows=128, columns=128, depth=64, tiles=8, num_warps=8, num_stages=3)
+# Where a tile of 128 x 128 needs more registers than there are: with a softcap's arithmetic, and before sm_90, whose
+# products read shared memory themselves.
+HALF_NARROW = dataclasses.replace(HALF, columns=64, tiles=16)
 # fp32 has no tensor cores without rounding to TF32: its tiles live in registers.
-SINGLE = Tiling(rows=64, columns=64, depth=32, tiles=16, num_warps=8, num_stages=2)
+SINGLE = Tiling(rows=64, columns=64, depth=16, tiles=16, num_warps=8, num_stages=2)
 # Tiles of rows that share the spans at hand while they are in the cache.
 GROUP = 16
 MERGE_ROWS = 8
@@ -188,7 +191,7 @@ def triton_head_logp(
 ) -> HeadLogp:
     """head_logp, whose arguments these are, checked; chunk_bytes has no use, since no logits are held."""
     num_rows, (vocabulary, hidden) = x.shape[0], weight.shape
-    tiling = SINGLE if x.dtype is torch.float32 else HALF
+    tiling = tiling_of(x.dtype, architecture(), has_softcap=softcap is not None)
     num_spans = triton.cdiv(vocabulary, tiling.columns * tiling.tiles)
     merged = torch.empty(4, num_rows, device=x.device)
     if num_rows:
@@ -214,6 +217,13 @@ def triton_head_logp(
                 num_warps=MERGE_WARPS,
             )  # fmt: skip
     return finish_scores(merged, shard)
+
+
+def tiling_of(dtype: torch.dtype, architecture: int, *, has_softcap: bool) -> Tiling:
+    """How the product of a dtype is cut."""
+    if dtype is torch.float32:
+        return SINGLE
+    return HALF_NARROW if has_softcap or architecture < 90 else HALF
 
 
 def takes_descriptors(side: Tensor) -> bool:

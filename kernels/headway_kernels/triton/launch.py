@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway_kernels.objective import Objective
-from headway_kernels.triton.interpreted import bf16_is_repaired, is_interpreted
+from headway_kernels.triton.interpreted import bf16_is_repaired, compiled_architecture, is_interpreted
 
 # A kernel's scalars of an objective, in the order of policy_token's `bounds`.
 Bounds = tuple[float, ...]
@@ -24,6 +24,11 @@ def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     if tensor.device.type == "cuda":
         return torch.cuda.device(tensor.device)
     return contextlib.nullcontext()
+
+
+def architecture() -> int:
+    """That of the current GPU, 90 for compute capability 9.0; in the interpreter that of an H200."""
+    return 90 if is_interpreted() else compiled_architecture()
 
 
 def bounds_of(objective: Objective) -> Bounds:

@@ -36,6 +36,8 @@ from headway_kernels.triton.policy_token import all_finite, anchored, k3_token, 
 
 BLOCK = 128
 NUM_WARPS = 4
+# Said aloud, because ptxas aims at 64 on its own and spills.
+SEGMENT_REGISTERS = 128
 # Powers of two that hold the sums and the buckets.
 NUM_SUMS, NUM_PEAKS, NUM_COUNTS = 32, 4, 256
 PER_TOKEN = ("logp", "behaviour", "advantage", "token_weight", "reference", "proximal", "entropy")
@@ -211,7 +213,7 @@ def policy_segments(
     FAMILY: tl.constexpr, CORRECTION: tl.constexpr, DUAL_CLIP: tl.constexpr, KL: tl.constexpr,
     RATIO_LEVEL: tl.constexpr, RHO_LEVEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Segment-level objectives: a program a segment, which it passes two or three times.
+    """Segment-level objectives: a program a segment, which it passes three or four times.
 
     Args:
         segments_ptr: int64 [S + 1]. The rest: as in policy_tokens, P = S.
@@ -253,6 +255,10 @@ def policy_segments(
         block_highest, block_magnitude, block_clamped = _block_peaks(pi, mu, bounds[3], use)
         highest = tl.maximum(highest, block_highest)
         magnitude, clamped = tl.maximum(magnitude, block_magnitude), tl.maximum(clamped, block_clamped)
+    # A pass of its own: the counts and the sums together need more registers than there are on sm_80.
+    for start in range(low, high, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        _, _, pi, mu, _, _, _, _, use = _load_tokens(tokens, offsets, offsets < high)
         counts += _block_counts(pi, mu, use)
     if RATIO_LEVEL == _GEOMETRIC:
         # d mean(d)/d logp_t = 1/len for every t of the segment, whichever token the loss term belongs to.
@@ -348,7 +354,8 @@ def triton_policy_loss(
         if segment_level:
             policy_segments[(num_programs,)](
                 tokens, segments, m2_limit, coefficient, partials.pointers(), bounds_of(objective),
-                RATIO_LEVEL=int(objective.ratio_level), RHO_LEVEL=int(objective.rho_level), **shared,
+                RATIO_LEVEL=int(objective.ratio_level), RHO_LEVEL=int(objective.rho_level), maxnreg=SEGMENT_REGISTERS,
+                **shared,
             )  # fmt: skip
         else:
             policy_tokens[(num_programs,)](
