@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#define HEADWAY_CPU_ABI 3
+#define HEADWAY_CPU_ABI 4
 
 #if defined(_WIN32)
 #define HEADWAY_EXPORT extern "C" __declspec(dllexport)
@@ -143,6 +143,38 @@ HEADWAY_EXPORT void headway_head_gradient(const HeadwayHead* head, const Headway
                                           const HeadwaySlopes* slopes, float* kept, const int64_t* live,
                                           int64_t num_live, float* x_grad, float* weight_grad, float* bias_grad,
                                           int64_t num_threads);
+
+// A segment_scan: float arrays are double where is_double is set. kind 0 return, 1 gae, 2 vtrace. values, log_ratio,
+// mask and bootstrap may be null where the kind does not need them. segments rises from 0 to the number of tokens.
+struct HeadwayScan {
+    const void* rewards;
+    const int64_t* segments;
+    const void* values;
+    const void* log_ratio;
+    const uint8_t* mask;
+    const void* bootstrap;
+    void* advantage;
+    void* target;
+    int64_t num_segments;
+    double gamma, lam, rho_cap, c_cap;
+    int32_t kind, is_double;
+};
+
+// Returns the number of segments in which an active token has an input that is not finite.
+HEADWAY_EXPORT int64_t headway_segment_scan(const HeadwayScan* task, int64_t num_threads);
+
+// A matrix that is moved: element (r, c) from source[r source_stride + c] to target[r target_stride + c]. format 0
+// casts between dtypes; 1 writes fp8 e4m3 codes and fp32 scales[r / 128 scale_stride + c / 128]; 2 writes fp8 e4m3
+// codes and uint8 scales[r scale_stride + c / 32]. pack_cast.py states the values.
+struct HeadwayPackPart {
+    const void* source;
+    void* target;
+    void* scales;
+    int64_t rows, columns, source_stride, target_stride, scale_stride;
+    int32_t source_dtype, target_dtype, format, reserved;
+};
+
+HEADWAY_EXPORT void headway_pack_cast(const HeadwayPackPart* parts, int64_t num_parts, int64_t num_threads);
 
 HEADWAY_EXPORT int headway_cpu_abi(void);
 

@@ -4,6 +4,7 @@
 #include "attention_task.h"
 #include "delta_task.h"
 #include "head_task.h"
+#include "pack_task.h"
 
 namespace headway {
 
@@ -16,6 +17,7 @@ struct Kernels {
     bool (*sample_row)(const SampleTask&, int64_t* token, float* logprob);
     DeltaKernels delta;
     HeadKernels head;
+    PackKernels pack;
 };
 
 extern const Kernels kernels_portable;

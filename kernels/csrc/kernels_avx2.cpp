@@ -5,7 +5,14 @@
 
 namespace headway {
 const Kernels kernels_avx2 = {
-    "avx2",           avx2::LANES,      avx2::MAX_DOT_ROWS, avx2::forward_tile, avx2::backward_tile,
-    avx2::sample_row, avx2::delta_kernels, avx2::head_kernels,
+    "avx2",
+    avx2::LANES,
+    avx2::MAX_DOT_ROWS,
+    avx2::forward_tile,
+    avx2::backward_tile,
+    avx2::sample_row,
+    avx2::delta_kernels,
+    avx2::head_kernels,
+    avx2::pack_kernels,
 };
 }

@@ -5,7 +5,14 @@
 
 namespace headway {
 const Kernels kernels_avx512 = {
-    "avx512",           avx512::LANES,      avx512::MAX_DOT_ROWS, avx512::forward_tile, avx512::backward_tile,
-    avx512::sample_row, avx512::delta_kernels, avx512::head_kernels,
+    "avx512",
+    avx512::LANES,
+    avx512::MAX_DOT_ROWS,
+    avx512::forward_tile,
+    avx512::backward_tile,
+    avx512::sample_row,
+    avx512::delta_kernels,
+    avx512::head_kernels,
+    avx512::pack_kernels,
 };
 }

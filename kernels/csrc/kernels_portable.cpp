@@ -5,7 +5,14 @@
 
 namespace headway {
 const Kernels kernels_portable = {
-    "portable",           portable::LANES,      portable::MAX_DOT_ROWS, portable::forward_tile, portable::backward_tile,
-    portable::sample_row, portable::delta_kernels, portable::head_kernels,
+    "portable",
+    portable::LANES,
+    portable::MAX_DOT_ROWS,
+    portable::forward_tile,
+    portable::backward_tile,
+    portable::sample_row,
+    portable::delta_kernels,
+    portable::head_kernels,
+    portable::pack_kernels,
 };
 }

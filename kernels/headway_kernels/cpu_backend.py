@@ -6,6 +6,7 @@ from headway_kernels import native
 from headway_kernels.errors import BackendUnavailable
 from headway_kernels.head_native import native_head_logp, native_head_loss_step, supports_head
 from headway_kernels.registry import Backend
+from headway_kernels.segment_scan_native import native_segment_scan, supports_scan
 
 
 def backends() -> list[Backend]:
@@ -19,4 +20,5 @@ def backends() -> list[Backend]:
     return [
         Backend("cpu", "head_logp", supports_head, native_head_logp),
         Backend("cpu", "head_loss_step", supports_head, native_head_loss_step),
+        Backend("cpu", "segment_scan", supports_scan, native_segment_scan),
     ]

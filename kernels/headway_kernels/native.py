@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import headway_kernels
 
-ABI = 3  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
+ABI = 4  # HEADWAY_CPU_ABI in csrc/headway_cpu.h
 FILE_NAME = "libheadway_kernels_cpu.so"
 SLOWDOWN = "10 to 100"  # of the reference, measured on decode steps, learner rows and sampling
 
@@ -97,6 +97,28 @@ class SlopesStruct(Structure):
     _fields_ = [(name, c_void_p) for name in ("top", "alpha", "beta", "at_target")]
 
 
+class ScanStruct(Structure):
+    """HeadwayScan of csrc/headway_cpu.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("rewards", "segments", "values", "log_ratio", "mask", "bootstrap")),
+        *((name, c_void_p) for name in ("advantage", "target")),
+        ("num_segments", c_int64),
+        *((name, c_double) for name in ("gamma", "lam", "rho_cap", "c_cap")),
+        *((name, c_int32) for name in ("kind", "is_double")),
+    ]
+
+
+class PackPartStruct(Structure):
+    """HeadwayPackPart of csrc/headway_cpu.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("source", "target", "scales")),
+        *((name, c_int64) for name in ("rows", "columns", "source_stride", "target_stride", "scale_stride")),
+        *((name, c_int32) for name in ("source_dtype", "target_dtype", "format", "reserved")),
+    ]
+
+
 def library() -> CDLL | None:
     """The loaded library, or None; the first call logs what was found."""
     return _load()[0]
@@ -134,7 +156,7 @@ def _load() -> tuple[CDLL | None, str]:
     lib, reason = _find()
     if lib is None:
         logger.warning(
-            "native CPU library not used: %s; attention and sampling run on plain PyTorch, %s times slower",
+            "native CPU library not used: %s; the ops run on plain PyTorch, attention and sampling %s times slower",
             reason,
             SLOWDOWN,
         )
@@ -186,7 +208,7 @@ def _declare(lib: CDLL) -> None:
     ]
     lib.headway_sample_tokens.restype = c_int64
     _declare_delta(lib)
-    _declare_head(lib)
+    _declare_ops(lib)
     lib.headway_cpu_isas.argtypes = []
     lib.headway_cpu_isas.restype = c_char_p
     lib.headway_cpu_force_isa.argtypes = [c_char_p]
@@ -213,7 +235,7 @@ def _declare_delta(lib: CDLL) -> None:
     lib.headway_delta_merge.restype = c_int64
 
 
-def _declare_head(lib: CDLL) -> None:
+def _declare_ops(lib: CDLL) -> None:
     head, rows = POINTER(HeadStruct), POINTER(RowsStruct)
     lib.headway_head_row_stride.argtypes = [c_int64]
     lib.headway_head_row_stride.restype = c_int64
@@ -226,3 +248,7 @@ def _declare_head(lib: CDLL) -> None:
         c_int64,
     ]
     lib.headway_head_gradient.restype = None
+    lib.headway_segment_scan.argtypes = [POINTER(ScanStruct), c_int64]
+    lib.headway_segment_scan.restype = c_int64
+    lib.headway_pack_cast.argtypes = [POINTER(PackPartStruct), c_int64, c_int64]
+    lib.headway_pack_cast.restype = None

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headway_kernels import native
 from headway_kernels.errors import NumericsError, ShapeError, UnsupportedOption
 from headway_kernels.segment_scan import segment_scan
 
 Array = NDArray[np.float64]
+BACKENDS = ("reference", "cpu") if native.available() else ("reference",)
 
 
 def slow_segment(
@@ -103,27 +105,31 @@ SEGMENTS = ([0], [0, 1], [0, 0, 1, 3, 3], [0, 7, 15, 24], [0, 31, 63, 96, 129], 
 @pytest.mark.parametrize("kind", FACTORS)
 @pytest.mark.parametrize("segments", SEGMENTS, ids=lambda s: str(s[-1]))
 @pytest.mark.parametrize("masked", [False, True])
-def test_every_kind_is_its_definition(kind: Any, segments: list[int], masked: bool) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_kind_is_its_definition(backend: str, kind: Any, segments: list[int], masked: bool) -> None:
     for factors in FACTORS[kind]:
         data = make_data(segments, seed=len(segments), kind=kind, masked=masked)
         advantage, target = slow_scan(kind, data, **factors)
-        out = segment_scan(kind, **data, **factors)
+        out = segment_scan(kind, **data, **factors, backend=backend)
         np.testing.assert_allclose(out.advantage.numpy(), advantage, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(out.target.numpy(), target, rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
     kind=st.sampled_from(["return", "gae", "vtrace"]),
+    backend=st.sampled_from(BACKENDS),
 )
-def test_segments_do_not_see_each_other_nor_masked_tokens(lengths: list[int], seed: int, kind: Any) -> None:
+def test_segments_do_not_see_each_other_nor_masked_tokens(
+    lengths: list[int], seed: int, kind: Any, backend: str
+) -> None:
     """Each alone gives the same, and NaN in what is masked changes nothing."""
     offsets = np.cumsum([0, *lengths]).tolist()
     data = make_data(offsets, seed, kind)
     factors = {"gamma": 0.9} if kind == "return" else {"gamma": 0.9, "lam": 0.7}
-    whole = segment_scan(kind, **data, **factors)
+    whole = segment_scan(kind, **data, **factors, backend=backend)
     assert not whole.advantage[~data["mask"]].any()
     assert not whole.target[~data["mask"]].any()
     for name in ("rewards", "values", "log_ratio"):
@@ -132,7 +138,7 @@ def test_segments_do_not_see_each_other_nor_masked_tokens(lengths: list[int], se
     for index, (low, high) in enumerate(itertools.pairwise(offsets)):
         part = {name: value if value is None else value[low:high] for name, value in data.items()}
         part |= {"segments": torch.tensor([0, high - low]), "bootstrap": data["bootstrap"][index : index + 1]}
-        alone = segment_scan(kind, **part, **factors)
+        alone = segment_scan(kind, **part, **factors, backend=backend)
         torch.testing.assert_close(alone.advantage, whole.advantage[low:high], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(alone.target, whole.target[low:high], rtol=1e-12, atol=1e-12)
 
@@ -146,19 +152,21 @@ def test_on_policy_vtrace_is_the_lambda_return() -> None:
     torch.testing.assert_close(vtrace.target, gae.target)
 
 
-def test_extreme_ratios_stay_finite_and_outputs_have_the_rewards_precision() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_extreme_ratios_stay_finite_and_outputs_have_the_rewards_precision(backend: str) -> None:
     data = {name: value.float() if name in ("rewards", "values", "log_ratio", "bootstrap") else value
             for name, value in make_data([0, 4]).items()}  # fmt: skip
     data["log_ratio"] = torch.tensor([89.0, -89.0, 1e30, 0.0])
-    out = segment_scan("vtrace", **data, rho_cap=2.0, c_cap=2.0)
+    out = segment_scan("vtrace", **data, rho_cap=2.0, c_cap=2.0, backend=backend)
     assert out.advantage.dtype is out.target.dtype is torch.float32
     assert torch.isfinite(out.advantage).all()
     assert torch.isfinite(out.target).all()
 
 
-def test_long_rows_agree_with_a_plain_loop() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_long_rows_agree_with_a_plain_loop(backend: str) -> None:
     data = make_data([0, 30000, 65537], kind="gae")
-    out = segment_scan("gae", **data, gamma=0.999, lam=0.97)
+    out = segment_scan("gae", **data, gamma=0.999, lam=0.97, backend=backend)
     rewards, values, mask = (data[name].tolist() for name in ("rewards", "values", "mask"))
     expected, carry, after = [0.0] * 65537, 0.0, float(data["bootstrap"][1])
     for t in reversed(range(65537)):
@@ -168,6 +176,32 @@ def test_long_rows_agree_with_a_plain_loop() -> None:
             carry = rewards[t] + 0.999 * after - values[t] + 0.999 * 0.97 * carry
             expected[t], after = carry, values[t]
     torch.testing.assert_close(out.advantage, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.skipif(not native.available(), reason="no native library was built")
+@pytest.mark.parametrize("kind", FACTORS)
+def test_the_native_scan_is_the_reference_in_fp32_on_any_number_of_threads(kind: Any) -> None:
+    """Enough tokens for many pieces of work; bf16 inputs are widened by both."""
+    offsets = np.cumsum([0, *np.random.default_rng(5).integers(0, 900, 200)]).tolist()
+    factors = FACTORS[kind][-1]
+    threads = torch.get_num_threads()
+    for dtype in (torch.float32, torch.bfloat16):
+        data = {
+            name: value.to(dtype) if value is not None and value.dtype == torch.float64 else value
+            for name, value in make_data(offsets, 1, kind).items()
+        }
+        expected = segment_scan(kind, **data, **factors, backend="reference")
+        seen = []
+        try:
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                seen.append(segment_scan(kind, **data, **factors, backend="cpu"))
+        finally:
+            torch.set_num_threads(threads)
+        for ours, again, exact in zip(*seen, expected, strict=True):
+            assert ours.dtype == torch.float32
+            assert torch.equal(ours, again)
+            torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-6)
 
 
 GOOD = make_data([0, 3, 5])
@@ -197,7 +231,10 @@ GOOD = make_data([0, 3, 5])
         ),
     ],
 )
-def test_what_no_scan_takes_is_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_no_scan_takes_is_refused(
+    backend: str, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
     arguments = {"kind": "vtrace", **GOOD, **changes}
     with pytest.raises(error, match=words):
-        segment_scan(**arguments)
+        segment_scan(**arguments, backend=backend)
