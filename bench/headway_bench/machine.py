@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-
-import msgspec
 
 REPORTED_PACKAGES = ("headway", "torch", "transformers", "numpy")
 
 
-class Hardware(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Hardware:
     """The machine, as far as throughput depends on it."""
 
     cpu: str

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from rich.console import Console
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, UnsupportedOption
 from headway_bench.harness import Row, interleave, results_folder, rows_table, write_rows
 from headway_bench.push_core import PUSH_CHANNELS, STAGES, PushContestant
 from headway_bench.push_fan import FanOut
@@ -39,6 +40,7 @@ from headway_bench.push_report import (
 from headway_bench.push_wire import BASELINES, CHANNELS, Source, WireContestant, shm_folder
 
 MB = 1_000_000
+STATES_EACH = 9  # whole states: fp32 masters and weights on two sides, buffers, a payload on its way
 REDIRECTED_WIDTH = 150
 
 
@@ -58,10 +60,13 @@ class Options:
     densities: list[float]
     receivers: list[int]
     rounds: int
+    channels: list[str]
     results: Path
 
 
-QUICK = Options(["wire", "push", "fan"], [10, 200], [100], 50, [1e-4, 1e-2, 1.0], [1, 8], 5, Path())
+QUICK = Options(
+    ["wire", "push", "fan"], [10, 200], [100], 50, [1e-4, 1e-2, 1.0], [1, 8], 5, list(PUSH_CHANNELS), Path()
+)
 FULL = Options(
     ["wire", "push", "fan"],
     [10, 100, 500, 2000],
@@ -70,6 +75,7 @@ FULL = Options(
     [1e-4, 1e-3, 1e-2, 1e-1, 1.0],
     [1, 2, 4, 8],
     9,
+    list(PUSH_CHANNELS),
     Path(),
 )
 
@@ -80,7 +86,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
         prog="headway bench push", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--full", action="store_true", help="all sizes and densities: an hour on two cores, 40 GB"
+        "--full",
+        action="store_true",
+        help="all sizes and densities: an hour on two cores, 100 GB; see --channels",
     )
     parser.add_argument("--parts", help=f"comma-separated, of {', '.join(QUICK.parts)}")
     parser.add_argument(
@@ -89,6 +97,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.add_argument(
         "--density", type=float, action="append", help="share of elements changed; several times"
     )
+    parser.add_argument(
+        "--channels", help=f"of the push part; comma-separated, of {', '.join(PUSH_CHANNELS)}"
+    )
     parser.add_argument("--rounds", type=int, help="counted turns of each contestant")
     parser.add_argument("--results", type=Path, default=Path("runs/bench"), help="folder for results")
     given = parser.parse_args(arguments)
@@ -96,6 +107,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parts = given.parts.split(",") if given.parts else base.parts
     if unknown := [part for part in parts if part not in base.parts]:
         parser.error(f"--parts {','.join(unknown)}: there are {', '.join(base.parts)}")
+    channels = given.channels.split(",") if given.channels else base.channels
+    if unknown := [channel for channel in channels if channel not in base.channels]:
+        parser.error(f"--channels {','.join(unknown)}: there are {', '.join(base.channels)}")
     if any(not 0 < density <= 1 for density in given.density or []):
         parser.error("--density: a share is above 0 and at most 1")
     if any(size < 1 for size in given.mb or []) or (given.rounds is not None and given.rounds < 1):
@@ -108,6 +122,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         given.density or base.densities,
         base.receivers,
         given.rounds or base.rounds,
+        channels,
         given.results,
     )
 
@@ -127,13 +142,28 @@ def run_wire(num_bytes: int, rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def run_push(num_bytes: int, densities: Sequence[float], rounds: int) -> list[Push]:
+def check_memory(num_bytes: int, channels: Sequence[str]) -> None:
+    """All contestants are there at once, so that they can take turns.
+
+    Raises:
+        UnsupportedOption: that is more than this machine has free.
+    """
+    needed, free = STATES_EACH * num_bytes * len(channels), psutil.virtual_memory().available
+    if needed > free:
+        raise UnsupportedOption(
+            f"{len(channels)} channels with states of {num_bytes // MB} MB need about {needed / 1e9:.0f} GB of "
+            f"memory, {free / 1e9:.0f} are free: name fewer with --channels, or smaller sizes with --mb"
+        )
+
+
+def run_push(channels: Sequence[str], num_bytes: int, densities: Sequence[float], rounds: int) -> list[Push]:
     """Every channel at every density; each push with a memcpy of a whole state in the same round."""
+    check_memory(num_bytes, channels)
     pushes: list[Push] = []
     with shm_folder() as folder, contextlib.ExitStack() as stack:
         copy = WireContestant("memcpy", Source(touched(num_bytes)), folder)
         contestants: list[PushContestant] = []
-        for channel in PUSH_CHANNELS:
+        for channel in channels:
             contestants.append(PushContestant(channel, num_bytes, folder))
             stack.callback(contestants[-1].close)
             contestants[-1].run(1.0)
@@ -180,7 +210,7 @@ def run_bench(options: Options, console: Console) -> list[Finding]:
             console.print(rows_table(f"{size} MB from one process into memory of another", part))
     if "push" in options.parts:
         for size in options.push_mb:
-            pushes = run_push(size * MB, options.densities, options.rounds)
+            pushes = run_push(options.channels, size * MB, options.densities, options.rounds)
             rows += push_rows(pushes, STAGES)
             found += push_findings(pushes)
             console.print(push_table(size, pushes, STAGES))

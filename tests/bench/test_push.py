@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.errors import UnsupportedOption
 from headway_bench.harness import read_rows
-from headway_bench.push import parse_options, run_bench, wide_console
+from headway_bench.push import check_memory, parse_options, run_bench, wide_console
 from headway_bench.push_report import Push, fan_findings, push_findings, push_rows, wire_findings, wire_rows
 
 
@@ -83,3 +84,10 @@ def test_every_part_runs_and_leaves_rows(tmp_path: Path) -> None:
     [path] = tmp_path.glob("push-*/rows.jsonl")
     kinds = {row.case.partition("/")[0] for row in read_rows(path)}
     assert kinds == {"wire", "push", "fan"}
+
+
+def test_more_states_than_fit_into_memory_are_refused_before_anything_is_made() -> None:
+    with pytest.raises(
+        UnsupportedOption, match=r"5 channels with states of 10000000 MB need about .* --channels"
+    ):
+        check_memory(10_000_000 * 1_000_000, ["shm", "shm swap", "tcp", "store", "collective"])

@@ -13,7 +13,9 @@ from headway.weights.open import choose_channel, open_publisher, open_receiver, 
 from headway.weights.publisher import Published, WeightPublisher
 from headway.weights.segment import segment_name
 from headway.weights.served import FlatServed, Served, SlicedServed
-from headway.weights.stager import Proof, Stager, StagerThread
+from headway.weights.staged import Proof
+from headway.weights.stager import Stager
+from headway.weights.stager_thread import StagerThread
 
 __all__ = [
     "ChannelReceiver",

@@ -19,7 +19,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,48 +26,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.errors import DeadlineExceeded, HeadwayError, MalformedDelta, ShapeError, WeightError
+from headway.errors import DeadlineExceeded, MalformedDelta, ShapeError, WeightError
 from headway.types import Manifest, PolicyVersion
 from headway.weights.channel import ChannelReceiver, PayloadHeader, PayloadKind
-from headway.weights.digest import StateDigest, payload_digest, tensor_over
-from headway.weights.payload import decode_delta
+from headway.weights.digest import StateDigest
 from headway.weights.served import Served, published_dtype
-from headway_kernels.weight_delta import BLOCK_ELEMENTS, Delta, whole
+from headway.weights.staged import PayloadCheck, Proof, Staged
+from headway_kernels.weight_delta import BLOCK_ELEMENTS, whole
 
 _log = logging.getLogger(__name__)
-WAIT_S = 0.2
 LOOK_S = 0.005
 READ_BLOCKS = 8  # read back and digested while they are in the second-level cache
 BACKOFF_S = (0.01, 0.05, 0.2, 1.0)
 RECOVERABLE = (WeightError, DeadlineExceeded, MalformedDelta, ShapeError)
 MAX_FAILURES = 60  # in a row, about a minute: the process ends with the last one's words
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What is in force: its version, and the digest of its published bytes as read back from the engine."""
-
-    version: PolicyVersion
-    digest: str
-
-
-@dataclass
-class Staged:
-    """A push that is ready to be applied.
-
-    Attributes:
-        version, state_digest: after it.
-        state: a whole published state, applied first; None when there are only deltas.
-        digests: of `state`, as verified. deltas: applied in order after it.
-        pins: headers of payloads that lie in the channel's memory.
-    """
-
-    version: PolicyVersion
-    state_digest: str
-    state: Tensor | None = None
-    digests: StateDigest | None = None
-    deltas: list[Delta] = field(default_factory=list[Delta])
-    pins: list[PayloadHeader] = field(default_factory=list[PayloadHeader])
 
 
 class Stager:
@@ -95,7 +66,7 @@ class Stager:
         self._receiver = receiver
         self._mapped: Any = receiver if hasattr(receiver, "pin") else None
         self._served, self._manifest = served, manifest
-        self._dtype = published_dtype(manifest)
+        self._check = PayloadCheck(manifest)
         self._swap = swap and served.swaps and self._mapped is not None
         self._deadline_s, self.wake = deadline_s, wake
         self._lock = threading.Lock()
@@ -107,7 +78,7 @@ class Stager:
         self._serving: PayloadHeader | None = None  # whose memory the engine serves from: _served_state
         self._served_state: Tensor | None = None
         self._retired: PayloadHeader | None = None  # served no more, still pinned
-        self._force = StateDigest(manifest.num_elements, self._dtype.itemsize)
+        self._force = StateDigest(manifest.num_elements, published_dtype(manifest).itemsize)
         self._spare: Tensor | None = None
         self._distrusted = False
         self._committed = threading.Event()
@@ -212,7 +183,7 @@ class Stager:
                     False  # what is held was proved: only a newer whole state is worth the copy
                 )
                 return False
-            self._check_header(header, held, digest)
+            self._check.check_header(header, held, digest, deltas=not (self._swap or self._distrusted))
             self._stage(header)
         except RECOVERABLE as error:
             self._give_up(str(error))
@@ -237,38 +208,15 @@ class Stager:
                 return self._staged.version, self._staged.state_digest
             return self._held, self._held_digest
 
-    def _check_header(self, header: PayloadHeader, held: PolicyVersion | None, digest: str) -> None:
-        name = f"{header.kind} of version {header.version}"
-        if header.kind is PayloadKind.WHOLE:
-            expected = self._manifest.num_bytes
-            if header.num_bytes != expected:
-                raise WeightError(f"{name}: {header.num_bytes} bytes, this model has {expected}")
-            if header.payload_digest != header.state_digest:
-                raise WeightError(f"{name}: two digests, {header.payload_digest} and {header.state_digest}")
-        elif self._swap:
-            raise WeightError(
-                f"{name}: an engine that serves from the channel's memory takes whole states only"
-            )
-        elif held is None or header.base_digest != digest or self._distrusted:
-            raise WeightError(f"{name} is from the state {header.base_digest}; held is {digest or 'nothing'}")
-        elif not 0 < header.num_bytes <= self._most_delta_bytes:
-            raise WeightError(f"{name}: {header.num_bytes} bytes are no delta of this model")
-        if held is not None and header.version <= held:
-            raise WeightError(f"{name}: {held} is held already")
-
-    @property
-    def _most_delta_bytes(self) -> int:
-        return self._manifest.num_bytes + 16 * len(self._force.blocks) + 4096
-
     def _stage(self, header: PayloadHeader) -> None:
         data, pinned = self._bring(header)
         if data is None:
             return
         try:
             if header.kind is PayloadKind.WHOLE:
-                piece = self._check_whole(header, data)
+                piece = self._check.whole(header, data)
             else:
-                piece = self._check_delta(header, data)
+                piece = self._check.delta(header, data)
         except BaseException:
             if pinned:
                 self._mapped.unpin(header)
@@ -297,31 +245,6 @@ class Stager:
                 self._spare = into
             raise
         return data, False
-
-    def _check_whole(self, header: PayloadHeader, data: memoryview) -> Staged:
-        digests = StateDigest(self._manifest.num_elements, self._dtype.itemsize)
-        digests.read(0, data)
-        if digests.hex != header.state_digest:
-            raise WeightError(
-                f"whole state of version {header.version} arrived with digest {digests.hex}, published was "
-                f"{header.state_digest}"
-            )
-        state = tensor_over(data, self._dtype)
-        return Staged(header.version, header.state_digest, state, digests)
-
-    def _check_delta(self, header: PayloadHeader, data: memoryview) -> Staged:
-        digest = payload_digest([data])
-        if digest != header.payload_digest:
-            raise WeightError(
-                f"delta of version {header.version} arrived with digest {digest}, sent was {header.payload_digest}"
-            )
-        delta = decode_delta(data, self._most_delta_bytes)
-        if delta.num_elements != self._manifest.num_elements or delta.dtype != self._dtype:
-            raise WeightError(
-                f"delta of version {header.version} is of {delta.num_elements} {delta.dtype}, this model of "
-                f"{self._manifest.num_elements} {self._dtype}"
-            )
-        return Staged(header.version, header.state_digest, deltas=[delta])
 
     def _join(self, piece: Staged, header: PayloadHeader) -> None:
         """Add it to what is staged, or replace that; a commit may have taken it meanwhile."""
@@ -423,83 +346,3 @@ def _stretches(touched: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     for first, last in zip(edges[0::2], edges[1::2], strict=True):
         for start in range(first, last, READ_BLOCKS):
             yield start, min(last, start + READ_BLOCKS)
-
-
-class StagerThread:
-    """Runs a Stager on a thread of its own.
-
-    Args:
-        open_stager: makes it; called on that thread, which owns the channel's sockets from then on.
-        deadline_s: for opening.
-
-    Raises:
-        HeadwayError: as open_stager does. DeadlineExceeded: the channel did not open in time.
-    """
-
-    def __init__(self, open_stager: Callable[[], Stager], deadline_s: float) -> None:
-        self._open_stager = open_stager
-        self._opened = threading.Event()
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._stager: Stager | None = None
-        self._thread = threading.Thread(target=self._run, name="headway-stager", daemon=True)
-        self._thread.start()
-        if not self._opened.wait(deadline_s):
-            self._stop.set()
-            raise DeadlineExceeded(f"the weight channel did not open in {deadline_s:g} s")
-        self.check()
-
-    @property
-    def stager(self) -> Stager:
-        """What the thread runs; its engine-side methods may be called."""
-        assert self._stager is not None
-        return self._stager
-
-    def staged(self) -> PolicyVersion | None:
-        """See Stager. Raises what ended the thread."""
-        self.check()
-        return self.stager.staged()
-
-    def commit(self) -> PolicyVersion | None:
-        """See Stager."""
-        return self.stager.commit()
-
-    def relieve(self) -> bool:
-        """See Stager."""
-        return self.stager.relieve()
-
-    def proofs(self) -> list[Proof]:
-        """See Stager."""
-        return self.stager.proofs()
-
-    @property
-    def unproved(self) -> bool:
-        """See Stager."""
-        return self.stager.unproved
-
-    def check(self) -> None:
-        """Raise what ended the thread."""
-        if self._error is not None:
-            if isinstance(self._error, HeadwayError):
-                raise self._error
-            raise WeightError(f"the stager failed: {self._error!r}") from self._error
-
-    def _run(self) -> None:
-        try:
-            self._stager = stager = self._open_stager()
-            self._opened.set()
-            while not self._stop.is_set():
-                if not stager.turn() or stager.num_failures:
-                    stager.wait(WAIT_S)
-            stager.close()
-        except BaseException as error:  # handed to the engine's thread, which raises it
-            self._error = error
-        finally:
-            self._opened.set()
-            if self._stager is not None:
-                self._stager.wake()
-
-    def close(self) -> None:
-        """Stop within about WAIT_S."""
-        self._stop.set()
-        self._thread.join(10.0)
