@@ -79,7 +79,8 @@ class DataServer:
         alive_s: between two signs of life to a client that waits; stall_s: to get rid of a record.
 
     Attributes:
-        endpoint: for clients; bytes_sent, chunks_sent: handed to the kernel; rejected: connections ended, by reason.
+        endpoint: for clients; bytes_sent, chunks_sent: handed to the kernel, or about to be;
+        rejected: connections ended, by reason.
 
     Raises:
         StreamError: it cannot listen there.
@@ -165,10 +166,10 @@ class DataServer:
                 self._hold(connection, index, Record.HELD)
                 continue
             digest, body = source.chunk(index)
-            _send(connection, _RECORD.pack(Record.CHUNK, index, digest, body.nbytes), body)
-            with self._lock:
+            with self._lock:  # before it goes, so that what a client has was counted
                 self.bytes_sent += body.nbytes
                 self.chunks_sent += 1
+            _send(connection, _RECORD.pack(Record.CHUNK, index, digest, body.nbytes), body)
             index += 1
             if index == source.plan.num_chunks:
                 return
