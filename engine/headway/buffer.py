@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -48,7 +49,7 @@ class Group:
         """The ticket's id, which is the group's."""
         return self.ticket.ticket_id
 
-    @property
+    @cached_property
     def as_finished(self) -> Finished:
         """The group as the gate sees it."""
         members = {t.member: frozenset(span.version for span in t.spans) for t in self.trajectories}

@@ -271,11 +271,15 @@ class Desk:
 
     def _grant(self, now: float) -> None:
         wanted = self._wanted()
-        grants: dict[bytes, list[Ticket]] = {}
-        recipients = [(peer, peer.acked) for peer in self._recipients() if peer.acked is not None]
         # Read before the first ticket goes out: with max_lag = 0 nothing is granted while one is in flight,
         # and the whole round belongs to all generators together.
-        budgets = [self.gate.budget(acked) for _, acked in recipients]
+        versions = {peer.acked for peer in self._peers.values() if peer.acked is not None}
+        budget_at = {version: self.gate.budget(version) for version in versions}
+        if min(wanted, max(budget_at.values(), default=0)) <= 0:
+            return
+        grants: dict[bytes, list[Ticket]] = {}
+        recipients = [(peer, peer.acked) for peer in self._recipients() if peer.acked is not None]
+        budgets = [budget_at[acked] for _, acked in recipients]
         issued = 0
         for rank, ((peer, _), budget) in enumerate(zip(recipients, budgets, strict=True)):
             share = -(
@@ -297,15 +301,19 @@ class Desk:
             self._quiet_since_s = None
         for address, tickets in grants.items():
             self._grants += 1
+            self._peers[address].last_grant = self._grants
             self.outbox.append((address, Grant(seq=self._grants, tickets=tickets)))
 
     def _recipients(self) -> list[Peer]:
-        """Who is asked first: whoever holds least. A synchronous round waits until everybody is ready."""
+        """Who is asked first: whoever holds least, and of those whoever has waited longest.
+
+        A synchronous round waits until everybody is ready.
+        """
         if self.gate.policy.max_lag == 0:
             everybody = len(self._peers) == self._config.generator.replicas
             ready = everybody and all(peer.acked == self.gate.version for peer in self._peers.values())
             return self.peers if ready else []
-        return sorted(self._peers.values(), key=lambda peer: (len(peer.tickets), peer.index))
+        return sorted(self._peers.values(), key=lambda peer: (len(peer.tickets), peer.last_grant, peer.index))
 
     def _wanted(self) -> int:
         """Tickets that the rest of the run can still use."""

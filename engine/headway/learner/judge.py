@@ -24,6 +24,9 @@ class GroupJudge:
         self._bound = round(config.algo.max_replacements * config.batch.prompts)
         self._replaced = 0
         self._kept: set[int] = set()
+        self._varied: set[int] = (
+            set()
+        )  # judged once: thousands may wait, and somebody asks many times a second
 
     def state(self) -> tuple[int, list[int]]:
         """Replacements since the last step, and the flat groups that are kept."""
@@ -46,14 +49,19 @@ class GroupJudge:
             return []
         replace: list[int] = []
         for group in groups:
-            if group.ticket_id in self._kept or judge_group(rewards(group)) is not DropReason.ZERO_VARIANCE:
+            if group.ticket_id in self._varied or group.ticket_id in self._kept:
+                continue
+            if judge_group(rewards(group)) is not DropReason.ZERO_VARIANCE:
+                self._varied.add(group.ticket_id)
                 continue
             if self._replaced < self._bound:
                 self._replaced += 1
                 replace.append(group.ticket_id)
             else:
                 self._kept.add(group.ticket_id)
-        self._kept &= {group.ticket_id for group in groups}
+        waiting = {group.ticket_id for group in groups}
+        self._kept &= waiting
+        self._varied &= waiting
         return replace
 
     def too_long(self, group: Group) -> bool:

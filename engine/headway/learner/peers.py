@@ -17,7 +17,7 @@ class Peer:
     Attributes:
         address: how the stream names it; index: of the generator.
         acked: version in force there, None before its first WeightAck.
-        tickets: outstanding there, unfinished.
+        tickets: outstanding there, unfinished; last_grant: number of the last Grant with a new one.
         split: its time so far, from its last heartbeat; lap: the same at the last step's record.
     """
 
@@ -27,6 +27,7 @@ class Peer:
     pid: int
     acked: PolicyVersion | None
     tickets: set[int] = field(default_factory=set[int])
+    last_grant: int = 0
     split: TimeSplit = NO_TIME
     lap: TimeSplit = NO_TIME
 

@@ -80,7 +80,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False):
     @property
     def num_sampled(self) -> int:
         """Tokens that the policy sampled and that may carry loss."""
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def oldest(self) -> PolicyVersion:

@@ -138,8 +138,13 @@ def _ticket_fault(t: Trajectory, ticket: Ticket) -> str | None:
 
 def logprob_fault(logprobs: NDArray[np.float32], loss_mask: NDArray[np.bool_]) -> str | None:
     """Why these are no behaviour log-probs: finite everywhere, and in range where loss_mask is True."""
-    if not np.isfinite(logprobs).all():
-        return "logprob_nan" if np.isnan(logprobs).any() else "logprob_inf"
+    if logprobs.size == 0:
+        return None
+    low, high = float(logprobs.min()), float(logprobs.max())  # NaN wherever there is one
+    if low > MIN_LOGPROB and high <= MAX_LOGPROB:
+        return None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "logprob_nan" if math.isnan(low) else "logprob_inf"
     sampled = logprobs[loss_mask]
     if sampled.size == 0:
         return None
@@ -153,6 +158,9 @@ def suspicious_zeros(trajectory: Trajectory) -> bool:
 
     That is what log-probs padded with zeros look like. Such a trajectory is valid; the learner counts it.
     """
+    completion = trajectory.logprobs[trajectory.prompt_length :]
+    if completion.size - np.count_nonzero(completion) <= SUSPICIOUS_ZEROS:
+        return False
     sampled = trajectory.logprobs[trajectory.loss_mask]
     if sampled.size <= SUSPICIOUS_ZEROS:
         return False
