@@ -28,6 +28,9 @@ BENCHES: dict[str, Bench] = {
     "changed": Bench(
         "headway_bench.changed", "share of bf16 weights that an update changes, and what a push weighs"
     ),
+    "gpu": Bench(
+        "headway_bench.gpu.run", "kernels on a GPU: correctness, then rivals and shares of the limits"
+    ),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }
 

@@ -26,14 +26,16 @@ LIMIT_S = 600.0
 FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-cudart", "static")
 
 
-def build(out: Path, architectures: Sequence[int] = ARCHITECTURES) -> Path:
+def build(out: Path, architectures: Sequence[int] = ARCHITECTURES, *, limit_s: float = LIMIT_S) -> Path:
     """Compiles every source, as many at a time as there are cores, and links them.
 
     Args:
         out: the library to write. architectures: compute capabilities, as 90 for 9.0; the lowest is kept as PTX too.
+        limit_s: for each run of the compiler.
 
     Raises:
-        BackendUnavailable: no sources, no nvcc, or a source that does not compile; holds the compiler's words.
+        BackendUnavailable: no sources, no nvcc, a source that does not compile, or one that takes longer; holds the
+            compiler's words.
     """
     sources = sorted(SOURCES.glob("*.cu"))
     nvcc = shutil.which("nvcc")
@@ -53,16 +55,19 @@ def build(out: Path, architectures: Sequence[int] = ARCHITECTURES) -> Path:
             [nvcc, *FLAGS, *codes, "-c", str(source), "-o", str(each)]
             for source, each in zip(sources, objects, strict=True)
         ]
-        list(pool.map(_run, commands))
+        list(pool.map(lambda command: _run(command, limit_s), commands))
         linked = Path(folder) / FILE_NAME
-        _run([nvcc, *FLAGS, *codes, "-shared", *map(str, objects), "-o", str(linked)])
+        _run([nvcc, *FLAGS, *codes, "-shared", *map(str, objects), "-o", str(linked)], limit_s)
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(linked, out)
     return out
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+def _run(command: list[str], limit_s: float) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise BackendUnavailable(f"nvcc took longer than {limit_s:.0f} s: {' '.join(command)}") from None
     if done.returncode:
         raise BackendUnavailable(f"nvcc failed: {' '.join(command)}\n{done.stderr[-4000:]}")
 
