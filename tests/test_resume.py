@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,6 +157,28 @@ def test_ten_updates_straight_equal_five_a_kill_a_resume_and_five(
         assert {k: v for k, v in row.items() if k not in TIMED} == {
             k: v for k, v in row_again.items() if k not in TIMED
         }
+
+
+def test_a_run_that_was_killed_after_its_last_update_is_closed_by_a_resume(
+    tiny_config: MakeConfig, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(tiny_config(steps=2, run_dir=str(run), checkpoint={"interval": 1}, save=True)))
+    finish(start(str(recipe)))
+    # what is there when everything dies before the last row
+    (run / "summary.json").unlink()
+    metrics = run / "metrics.jsonl"
+    metrics.write_text("".join(line + "\n" for line in metrics.read_text().splitlines()[:-1]))
+    shutil.rmtree(run / "policy")
+    finish(start("--resume", str(run)))
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    assert (run / "policy" / "model.safetensors").exists()
+    assert [row["step"] for row in rows(run)] == [1, 2]
+    again = start("--resume", str(run))
+    _, errors = again.communicate(timeout=DEADLINE_S)
+    assert again.returncode == 2
+    assert b"all 2 updates are done" in errors
 
 
 def test_an_epoch_of_1000_prompts_with_20_kills_trains_each_exactly_once(

@@ -84,9 +84,18 @@ def test_a_generator_that_ends_is_restarted(tmp_path: Path, behaviour: str) -> N
 def test_a_frozen_generator_is_killed_and_restarted_when_the_learner_gives_it_up(tmp_path: Path) -> None:
     sink = MemorySink()
     arguments = {"generator": "freezes_once", "starts": 2, "lost": True}
-    with start(tmp_path, sink, args=arguments, stream={"heartbeat_s": 0.1}) as engine:
+    with start(tmp_path, sink, args=arguments) as engine:
         assert len(list(engine)) == 5
     assert any("given up and killed: silent for 0.2 s" in note for note in sink.notes)
+    assert living(engine) == []
+
+
+def test_a_generator_that_is_frozen_before_it_joins_is_killed_and_restarted(tmp_path: Path) -> None:
+    sink = MemorySink()
+    arguments = {"generator": "freezes_once", "starts": 2}
+    with start(tmp_path, sink, args=arguments, stream={"heartbeat_s": 0.1}) as engine:
+        assert len(list(engine)) == 5
+    assert any("given up and killed: frozen by a signal" in note for note in sink.notes)
     assert living(engine) == []
 
 

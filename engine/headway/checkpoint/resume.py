@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -95,13 +96,22 @@ def resume_run(
         config, changes = _changed(base, overrides, folder)
         lines += changes
         step = chosen.marker.version.step if chosen else 0
-        if step >= config.steps:
+        if step >= config.steps and _is_closed(folder):
             raise ConfigError([("steps", f"all {step} updates are done; give more: --steps {2 * step}")])
         attempt = _begin(folder, config, store, chosen, without)
     except BaseException:
         lock.release()
         raise
     return Resumed(folder, config, attempt, lock, lines)
+
+
+def _is_closed(folder: RunFolder) -> bool:
+    """Whether the run was ended in order. One that was killed after its last update still lacks summary and model."""
+    try:
+        summary: object = json.loads(folder.summary.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("status") == "finished"
 
 
 def _choose(
