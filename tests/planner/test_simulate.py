@@ -121,7 +121,7 @@ def test_every_policy_keeps_its_promises_and_every_second_is_accounted_for(
 ) -> None:
     rng = random.Random(seed)
     what = scenario(
-        random_rates(rng), policy, max_lag, steps=15, replicas=replicas, mode=mode, max_running=rng.randint(1, 40),
+        random_rates(rng), policy, max_lag, steps=15, replicas=replicas, mode=mode, max_running=rng.randint(4, 40),
         losses_per_hour=losses, restart_s=1.0,
     )  # fmt: skip
     forecast = simulate(what, seed)

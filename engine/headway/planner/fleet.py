@@ -58,7 +58,7 @@ class SimulatedGenerator:
         self._decode_s = decode_s
         self._step_s = decode_s[0]
         self._beside = 1.0
-        self._waiting: deque[tuple[int, int, bool]] = deque()
+        self._waiting: deque[tuple[int, list[int]]] = deque()
         self._running: list[tuple[int, int, int]] = []  # (count at its end, count at its start, ticket)
         self._count = 0
         self._since_s = 0.0  # the next decode step begins then
@@ -66,9 +66,9 @@ class SimulatedGenerator:
         self._staged: int | None = None
 
     def grant(self, now: float, ticket_id: int, lengths: list[int]) -> None:
-        """A ticket; its members join at the next step, as far as there is room."""
+        """A ticket; its members join at the next step for which there is room for all of them."""
         self.held.add(ticket_id)
-        self._waiting.extend((ticket_id, length, number == 0) for number, length in enumerate(lengths))
+        self._waiting.append((ticket_id, lengths))
         self._look_up(now)
 
     def stage(self, now: float, step: int) -> None:
@@ -156,11 +156,15 @@ class SimulatedGenerator:
         steps.append(self.acked)
 
     def _admit(self, now: float) -> None:
+        """Groups join whole, as in the embedded engine."""
         prompts = 0
-        while self._waiting and len(self._running) < self._scenario.max_running:
-            ticket_id, length, first = self._waiting.popleft()
-            prompts += first
-            heapq.heappush(self._running, (self._count + length, self._count, ticket_id))
+        room = self._scenario.max_running - len(self._running)
+        while self._waiting and len(self._waiting[0][1]) <= room:
+            ticket_id, lengths = self._waiting.popleft()
+            prompts += 1
+            room -= len(lengths)
+            for length in lengths:
+                heapq.heappush(self._running, (self._count + length, self._count, ticket_id))
         if prompts:
             prefill_s = self._rates.prefill(prompts * self._rates.prompt_tokens)
             self.work_s += prefill_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.config import RunConfig, derived
+from headway.errors import ConfigError
 from headway.planner.rates import Rates
 from headway.staleness import StalenessPolicy, StalenessUnit, make_policy
 
@@ -42,6 +43,11 @@ class Scenario:
     restart_s: float = 30.0
     generator_price: float = 0.0
     rank_price: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_running < self.samples:
+            message = f"{self.max_running} sequences do not hold a group of {self.samples}; use at least {self.samples}"
+            raise ConfigError([("generator.max_running", message)])
 
     @property
     def concurrent(self) -> int:
