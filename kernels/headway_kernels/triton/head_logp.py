@@ -31,7 +31,7 @@ from headway_kernels.triton.numerics import LOWEST_PEAK, LOWEST_SHIFT, exponenti
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the product is cut; fixed by dtype, softcap and GPU, because a row's bits depend on it.
+    """How the product is cut; fixed by dtype, width, softcap and GPU, because a row's bits depend on it.
 
     Attributes:
         rows, columns, depth: of a tile. tiles: of columns in a span. num_warps, num_stages: of the kernel.
@@ -49,8 +49,12 @@ HALF = Tiling(rows=128, columns=128, depth=64, tiles=8, num_warps=8, num_stages=
 # Where a tile of 128 x 128 needs more registers than there are: with a softcap's arithmetic, and before sm_90, whose
 # products read shared memory themselves.
 HALF_NARROW = dataclasses.replace(HALF, columns=64, tiles=16)
+# For widths whose rows are not aligned: each value has an address of its own.
+HALF_RAGGED = dataclasses.replace(HALF_NARROW, depth=32)
 # fp32 has no tensor cores without rounding to TF32: its tiles live in registers.
 SINGLE = Tiling(rows=64, columns=64, depth=16, tiles=16, num_warps=8, num_stages=2)
+# Triton compiles apart what is a multiple of this.
+KNOWN_MULTIPLE = 16
 # Tiles of rows that share the spans at hand while they are in the cache.
 GROUP = 16
 MERGE_ROWS = 8
@@ -129,7 +133,7 @@ def logp_spans(
             dot = fade * (dot + faded * total) + tl.sum(e * shift, 1)
             total = fade * total + tl.sum(e, 1)
             peak = higher
-    plane = num_spans.to(tl.int64) * T
+    plane = tl.cast(num_spans, tl.int64) * T
     out_ptr = parts_ptr + span.to(tl.int64) * T + rows
     tl.store(out_ptr, peak, mask=inside)
     tl.store(out_ptr + plane, total, mask=inside)
@@ -149,7 +153,7 @@ def logp_merge(
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     spans = tl.arange(0, SPANS)
-    plane = num_spans.to(tl.int64) * T
+    plane = tl.cast(num_spans, tl.int64) * T
     inside = (rows[:, None] < T) & (spans[None, :] < num_spans)
     in_ptr = parts_ptr + spans.to(tl.int64)[None, :] * T + rows[:, None]
     peak = tl.load(in_ptr, mask=inside, other=LOWEST_PEAK)
@@ -161,9 +165,11 @@ def logp_merge(
     fade = tl.exp(shift)
     tl.store(out_ptr + rows, highest, mask=rows < T)
     tl.store(out_ptr + T + rows, tl.sum(fade * total, 1), mask=rows < T)
-    tl.store(out_ptr + 2 * T.to(tl.int64) + rows, tl.sum(fade * (dot + shift * total), 1), mask=rows < T)
+    tl.store(
+        out_ptr + 2 * tl.cast(T, tl.int64) + rows, tl.sum(fade * (dot + shift * total), 1), mask=rows < T
+    )
     # A sum would be -inf: at most one span has the target. A NaN logit has made the total one.
-    tl.store(out_ptr + 3 * T.to(tl.int64) + rows, tl.max(picked, 1), mask=rows < T)
+    tl.store(out_ptr + 3 * tl.cast(T, tl.int64) + rows, tl.max(picked, 1), mask=rows < T)
 
 
 def lacks(arguments: Mapping[str, Any]) -> str | None:
@@ -191,7 +197,7 @@ def triton_head_logp(
 ) -> HeadLogp:
     """head_logp, whose arguments these are, checked; chunk_bytes has no use, since no logits are held."""
     num_rows, (vocabulary, hidden) = x.shape[0], weight.shape
-    tiling = tiling_of(x.dtype, architecture(), has_softcap=softcap is not None)
+    tiling = tiling_of(x.dtype, hidden, architecture(), has_softcap=softcap is not None)
     num_spans = triton.cdiv(vocabulary, tiling.columns * tiling.tiles)
     merged = torch.empty(4, num_rows, device=x.device)
     if num_rows:
@@ -219,10 +225,12 @@ def triton_head_logp(
     return finish_scores(merged, shard)
 
 
-def tiling_of(dtype: torch.dtype, architecture: int, *, has_softcap: bool) -> Tiling:
-    """How the product of a dtype is cut."""
+def tiling_of(dtype: torch.dtype, hidden: int, architecture: int, *, has_softcap: bool) -> Tiling:
+    """How the product of a dtype and a width is cut."""
     if dtype is torch.float32:
         return SINGLE
+    if hidden % KNOWN_MULTIPLE:
+        return HALF_RAGGED
     return HALF_NARROW if has_softcap or architecture < 90 else HALF
 
 

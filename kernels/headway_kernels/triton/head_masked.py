@@ -25,6 +25,8 @@ from headway_kernels.triton.numerics import LOWEST_PEAK, LOWEST_SHIFT, exponenti
 # A sampler's top 20 fill 32; [32, 64] at 4 warps is 16 products a thread, and leaves room for many rows at once.
 BLOCK_KEPT = 32
 BLOCK_HIDDEN = 64
+# For widths whose rows are not aligned: each product has an address of its own.
+BLOCK_HIDDEN_RAGGED = 16
 NUM_WARPS = 4
 
 
@@ -47,8 +49,8 @@ def masked_rows(
     total = tl.zeros([B], tl.float32)
     dot = tl.zeros([B], tl.float32)
     picked = tl.full([B], float("-inf"), tl.float32)
-    for start in range(low, high, B):
-        places = start + tl.arange(0, B)
+    for start in range(0, high - low, B):
+        places = low + start + tl.arange(0, B)
         kept = places < high
         ids = tl.load(ids_ptr + places, mask=kept, other=0)
         sums = tl.zeros([B, D], tl.float32)
@@ -82,7 +84,7 @@ def masked_rows(
     log_mass = tl.log(mass)
     tl.store(out_ptr + row, tl.max(picked, 0) - highest - log_mass)
     tl.store(out_ptr + T + row, highest + log_mass)
-    tl.store(out_ptr + 2 * T.to(tl.int64) + row, log_mass - dots / mass)
+    tl.store(out_ptr + 2 * tl.cast(T, tl.int64) + row, log_mass - dots / mass)
 
 
 def lacks(arguments: Mapping[str, Any]) -> str | None:
@@ -115,13 +117,14 @@ def triton_head_masked(
     """
     num_rows = x.shape[0]
     out = torch.empty(3, num_rows, device=x.device)
+    block_hidden = BLOCK_HIDDEN_RAGGED if x.shape[1] % 16 else BLOCK_HIDDEN
     if num_rows:
         with on_device(x):
             masked_rows[(num_rows,)](
                 x, weight, None if bias is None else bias.contiguous(), target.contiguous(),
                 inv_temperature.contiguous(), offsets.contiguous(), ids.contiguous(), out, num_rows, x.shape[1],
                 x.stride(0), weight.stride(0), 1.0 if logit_scale is None else logit_scale,
-                1.0 if softcap is None else softcap, HAS_SOFTCAP=softcap is not None, B=BLOCK_KEPT, D=BLOCK_HIDDEN,
+                1.0 if softcap is None else softcap, HAS_SOFTCAP=softcap is not None, B=BLOCK_KEPT, D=block_hidden,
                 num_warps=NUM_WARPS,
             )  # fmt: skip
     return HeadLogp(out[0], out[1], out[2])

@@ -23,7 +23,16 @@ from headway_kernels.triton.numerics import LOWEST_PEAK, LOWEST_SHIFT, exponenti
 from headway_kernels.triton.policy_token import token_coefficient
 
 BLOCK = 4096
+# Where a bias of unknown alignment gives each value an address of its own.
+BLOCK_RAGGED = 2048
 NUM_WARPS = 8
+# Two blocks of 8 warps at once. Said aloud, because ptxas may aim at fewer on its own and spill.
+MAX_REGISTERS = 128
+
+
+def block_of(vocabulary: int, *, has_bias: bool) -> int:
+    """Columns of a block; a row's bits depend on it, so only the head decides it."""
+    return BLOCK_RAGGED if has_bias and vocabulary % 16 else BLOCK
 
 
 @triton.jit

@@ -24,7 +24,14 @@ from headway_kernels.head_results import HeadLoss
 from headway_kernels.head_shard import VocabShard
 from headway_kernels.head_step import Gradients, PolicyRows, RowScores, even_pieces, run_step
 from headway_kernels.objective import Objective
-from headway_kernels.triton.head_rows import BLOCK, NUM_WARPS, gradient_rows, loss_rows, score_rows
+from headway_kernels.triton.head_rows import (
+    MAX_REGISTERS,
+    NUM_WARPS,
+    block_of,
+    gradient_rows,
+    loss_rows,
+    score_rows,
+)
 from headway_kernels.triton.launch import bounds_of, codes_of, lacks_device, lacks_dtype, on_device
 from headway_kernels.triton.policy_loss import PER_TOKEN, triton_policy_loss
 from headway_kernels.triton.products import add_weight_gradient, full_precision, input_gradient, logits_into
@@ -56,6 +63,11 @@ class _Head:
     def vocabulary(self) -> int:
         """Columns of the logits at hand."""
         return self.weight.shape[0]
+
+    @property
+    def block(self) -> int:
+        """Columns of a block of the row kernels."""
+        return block_of(self.vocabulary, has_bias=self.bias is not None)
 
 
 class TritonChunk:
@@ -91,8 +103,8 @@ class TritonChunk:
             self._products, self._gradient, self._products.stride(0), self._gradient.stride(0), head.vocabulary,
             head.bias, head.target[rows], head.inv_temperature[rows], head.scale, head.softcap,
             tokens, policy.m2_limit, bounds_of(policy.objective), out.logp, out.entropy, self._live,
-            HAS_SOFTCAP=head.has_softcap, ENTROPY_TERM=policy.objective.entropy_coef != 0, BLOCK=BLOCK,
-            num_warps=NUM_WARPS, **codes_of(policy.objective),
+            HAS_SOFTCAP=head.has_softcap, ENTROPY_TERM=policy.objective.entropy_coef != 0, BLOCK=head.block,
+            num_warps=NUM_WARPS, maxnreg=MAX_REGISTERS, **codes_of(policy.objective),
         )  # fmt: skip
         self._add_products(rows, gradients)
 
@@ -104,7 +116,7 @@ class TritonChunk:
         score_rows[(end - start,)](  # pyright: ignore[reportIndexIssue]
             self._products, self._products.stride(0), head.vocabulary, head.bias, head.target[rows],
             head.inv_temperature[rows], head.scale, head.softcap, head.first_column, parts,
-            HAS_SOFTCAP=head.has_softcap, BLOCK=BLOCK, num_warps=NUM_WARPS,
+            HAS_SOFTCAP=head.has_softcap, BLOCK=head.block, num_warps=NUM_WARPS, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         self._held = _merge(parts, self._shard, start, end, out)
 
@@ -119,7 +131,7 @@ class TritonChunk:
             head.bias, head.target[rows], head.inv_temperature[rows], head.scale, head.softcap, head.first_column,
             (held.peak, held.total, held.miss, held.logp, held.entropy if with_entropy else None),
             coefficient, entropy_weight, self._live,
-            HAS_SOFTCAP=head.has_softcap, BLOCK=BLOCK, num_warps=NUM_WARPS,
+            HAS_SOFTCAP=head.has_softcap, BLOCK=head.block, num_warps=NUM_WARPS, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         self._add_products(rows, out)
 

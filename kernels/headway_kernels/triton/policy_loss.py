@@ -192,8 +192,8 @@ def _segment_value(tokens, low, high, CORRECTION: tl.constexpr, BLOCK: tl.conste
     how many they are."""
     total = tl.zeros([BLOCK], tl.float64)
     count = tl.zeros([BLOCK], tl.float32)
-    for start in range(low, high, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
+    for start in range(0, high - low, BLOCK):
+        offsets = low + start + tl.arange(0, BLOCK)
         _, _, pi, mu, proximal, _, _, active, _ = _load_tokens(tokens, offsets, offsets < high)
         anchor = pi
         if CORRECTION != _NO_CORRECTION and tokens[5] is not None:
@@ -227,8 +227,8 @@ def policy_segments(
     counts = tl.zeros([_NUM_COUNTS], tl.int32)
     highest, magnitude, clamped = float("-inf"), 0.0, 0.0
     slopes = tl.zeros([BLOCK], tl.float32)
-    for start in range(low, high, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
+    for start in range(0, high - low, BLOCK):
+        offsets = low + start + tl.arange(0, BLOCK)
         inside = offsets < high
         weight, advantage, pi, mu, proximal, ref, entropy, active, use = _load_tokens(tokens, offsets, inside)
         log_q, log_rho = anchored(pi, mu, proximal, CORRECTION, tokens[5] is not None)
@@ -256,16 +256,16 @@ def policy_segments(
         highest = tl.maximum(highest, block_highest)
         magnitude, clamped = tl.maximum(magnitude, block_magnitude), tl.maximum(clamped, block_clamped)
     # A pass of its own: the counts and the sums together need more registers than there are on sm_80.
-    for start in range(low, high, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
+    for start in range(0, high - low, BLOCK):
+        offsets = low + start + tl.arange(0, BLOCK)
         _, _, pi, mu, _, _, _, _, use = _load_tokens(tokens, offsets, offsets < high)
         counts += _block_counts(pi, mu, use)
     if RATIO_LEVEL == _GEOMETRIC:
         # d mean(d)/d logp_t = 1/len for every t of the segment, whichever token the loss term belongs to.
         mean = tl.sum(slopes, 0) / tl.maximum(members, 1.0)
         tl.debug_barrier()
-        for start in range(low, high, BLOCK):
-            offsets = start + tl.arange(0, BLOCK)
+        for start in range(0, high - low, BLOCK):
+            offsets = low + start + tl.arange(0, BLOCK)
             inside = offsets < high
             active = tl.load(tokens[3] + offsets, mask=inside, other=0.0).to(tl.float32) != 0
             coefficient = tl.load(coefficient_ptr + offsets, mask=inside, other=0.0)
