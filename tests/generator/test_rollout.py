@@ -117,7 +117,7 @@ def test_nothing_is_sampled_before_the_first_weights(bench: Bench) -> None:
 
 
 def test_each_version_in_force_is_acked_with_the_digest_of_what_is_served(bench: Bench) -> None:
-    digests = [bench.weights.publish(PolicyVersion(0, step)) for step in range(2)]
+    digests = [bench.weights.publish(PolicyVersion(0, step))[0] for step in range(2)]
     assert bench.rollout.refresh()
     assert not bench.rollout.refresh()
     acks, _ = bench.rollout.take()
