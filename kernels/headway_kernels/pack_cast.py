@@ -76,7 +76,7 @@ class PackTable:
         self._parts = tuple(parts)
         for part in self._parts:
             _check(part)
-        devices = {tensor.device for part in self._parts for tensor in (part.source, part.target)}
+        devices = {tensor.device for part in self._parts for tensor in _tensors(part)}
         if len(devices) > 1:
             raise ShapeError(
                 f"pack_cast: parts are on several devices: {', '.join(sorted(map(str, devices)))}"
@@ -86,11 +86,9 @@ class PackTable:
         self._structs = (PackPartStruct * len(self._parts))()
         self._cuda = None
         if self.backend == "cuda":
-            from headway_kernels.cuda import pack_cast as on_cuda
+            from headway_kernels.cuda.pack_cast import DeviceParts
 
-            self._cuda = on_cuda.PackTable(
-                [on_cuda.Part(part.source, part.target, part.format, part.scales) for part in self._parts]
-            )
+            self._cuda = DeviceParts(self._parts)
         elif self.backend == "cpu":
             self._structs = (PackPartStruct * len(self._parts))(*map(_describe, self._parts))
 
@@ -192,8 +190,11 @@ def _row_stride(tensor: Tensor) -> int:
 
 
 def _moved_bytes(part: Part) -> int:
-    tensors = [part.source, part.target, *([] if part.scales is None else [part.scales])]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(part))
+
+
+def _tensors(part: Part) -> list[Tensor]:
+    return [part.source, part.target, *([] if part.scales is None else [part.scales])]
 
 
 assert sizeof(PackPartStruct) == 80, "HeadwayPackPart of csrc/headway_cpu.h"

@@ -17,6 +17,7 @@ from headway_kernels import delta_reference, weight_delta
 from headway_kernels.cuda.library import library
 from headway_kernels.errors import BackendUnavailable
 from headway_kernels.objective import Objective
+from headway_kernels.pack_cast import PackTable, Part, scale_shape
 from headway_kernels.policy_loss import policy_loss
 from headway_kernels.policy_stats import SUMS
 from headway_kernels.segment_scan import ScanKind, segment_scan
@@ -165,20 +166,18 @@ def check_pack_cast(context: Context) -> None:
     """Casts against numpy bit for bit; fp8 codes and scales against torch."""
     if not has_cuda_library(context, "pack_cast"):
         return
-    from headway_kernels.cuda.pack_cast import PackTable, Part, scale_shape
-
     with failing(context, "pack_cast", "cuda"):
         words = np.random.default_rng(3).integers(0, 2**32, 70_001, dtype=np.uint32)
         source = torch.from_numpy(words.view(np.float32))
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             out = torch.empty(source.shape, dtype=dtype, device=context.device)
-            PackTable([Part(source.to(context.device), out)]).run()
+            PackTable([Part(source.to(context.device), out)], backend="cuda").run()
             expected = delta_reference.cast_bits(words, torch.float32, dtype)
             assert np.array_equal(delta_reference.bits_of(out.cpu()), expected), f"cast to {dtype}"
         values = context.random(300, 260, scale=3.0)
         codes = torch.empty(values.shape, dtype=torch.uint8, device=context.device)
         scales = torch.empty(scale_shape(values, "fp8_block"), device=context.device)
-        PackTable([Part(values, codes, "fp8_block", scales)]).run()
+        PackTable([Part(values, codes, "fp8_block", scales)], backend="cuda").run()
         for row in range(0, 300, 128):
             for column in range(0, 260, 128):
                 block = values[row : row + 128, column : column + 128]

@@ -18,8 +18,8 @@ from headway_bench.gpu.checks import has_cuda_library, policy_inputs
 from headway_bench.gpu.context import Context
 from headway_bench.gpu.report import middle
 from headway_kernels.cuda.library import library
-from headway_kernels.cuda.pack_cast import PackFormat, PackTable, Part, scale_shape
 from headway_kernels.objective import Objective
+from headway_kernels.pack_cast import PackFormat, PackTable, Part, scale_shape
 from headway_kernels.policy_loss import policy_loss
 from headway_kernels.segment_scan import segment_scan
 
@@ -117,7 +117,7 @@ def time_pack_cast(context: Context) -> None:
             )
             for each, out in zip(views(source), views(target), strict=True)
         ]  # fmt: skip
-        table = PackTable(parts)
+        table = PackTable(parts, backend="cuda")
         _add(context, f"pack_cast, {label}", table.run, table.num_bytes)
 
 

@@ -225,3 +225,35 @@ def test_offsets_beyond_32_bits() -> None:
         lib.call("delta_apply", CPU, formats, offsets, payload, 0, size, *where, base)
         assert torch.equal(bits(old), bits(expected))
         del old, new
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cast_rounds_as_torch_rounds_and_keeps_a_nan_s_sign_and_payload(dtype: torch.dtype) -> None:
+    """An oracle of its own: torch for numbers and infinities, the top bits of the payload for a NaN."""
+    master = random_bits(BLOCK_ELEMENTS, 31)
+    ours = torch.zeros(BLOCK_ELEMENTS, dtype=dtype)
+    cuda.encode([master], ours, update=True)
+    is_nan = master.isnan()
+    assert torch.equal(bits(ours)[~is_nan], bits(master.to(dtype))[~is_nan])
+    words, halves = bits(master)[is_nan], bits(ours)[is_nan].int() & 0xFFFF
+    shift, exponent = (16, 0x7F80) if dtype == torch.bfloat16 else (13, 0x7C00)
+    payload_bits = 0x7F if dtype == torch.bfloat16 else 0x3FF
+    quiet = 0x40 if dtype == torch.bfloat16 else 0x200
+    assert torch.equal(halves & 0x8000, (words >> 16) & 0x8000)
+    assert (halves & exponent == exponent).all()
+    assert torch.equal(halves & payload_bits, ((words >> shift) & payload_bits) | quiet)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
+def test_slices_beyond_32_bits(share: float) -> None:
+    """Rows of a destination that start behind element 2^31 and lie 2^31 + 8 elements apart."""
+    count, stride, first = 100, 2**31 + 8, 2**31 + 5
+    far = torch.frombuffer(sparse_memory(2 * (first + 3 * stride)), dtype=torch.bfloat16)
+    table = SliceTable.build(400, [far.numel()], [Run(0, count, 0, first, rows=3, row_stride=stride)])
+    new = random_bits(400, 41).bfloat16()
+    old = change(new, share, 42)
+    rows = torch.as_strided(far, (3, count), (stride, 1), first)
+    bits(rows).copy_(bits(old)[: 3 * count].view(3, count))
+    delta = reference.diff(new, old.clone(), backend="reference")
+    cuda.apply_slices(cuda.DeviceDelta.from_host(delta, CPU), cuda.DeviceTable(table, [far]))
+    assert torch.equal(bits(rows), bits(new)[: 3 * count].view(3, count))

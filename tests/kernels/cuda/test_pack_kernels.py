@@ -9,9 +9,9 @@ from sparse import sparse_memory
 from torch import Tensor
 
 from headway_kernels.cuda.library import PackPart, library
-from headway_kernels.cuda.pack_cast import PackTable, Part, scale_shape
 from headway_kernels.delta_reference import bits_of, cast_bits
 from headway_kernels.errors import ShapeError, UnsupportedOption
+from headway_kernels.pack_cast import PackTable, Part, scale_shape
 
 pytestmark = pytest.mark.cuda_emulated
 
@@ -36,7 +36,7 @@ def test_a_cast_equals_the_reference_bit_for_bit(source: torch.dtype, target: to
     if source != torch.float32:
         values = torch.arange(65_536, dtype=torch.int32).to(torch.int16).view(source)
     out = torch.empty(65_536, dtype=target)
-    PackTable([Part(values, out)]).run()
+    PackTable([Part(values, out)], backend="cuda").run()
     expected = cast_bits(bits_of(values), source, target)
     np.testing.assert_array_equal(bits_of(out), expected)
 
@@ -51,7 +51,7 @@ def test_casts_to_half_types_round_as_torch_rounds() -> None:
         values = torch.cat([middle, torch.nextafter(middle, torch.tensor(0.0)), -middle])
         values = torch.cat([values, torch.nextafter(middle, torch.tensor(torch.inf))])
         out = torch.empty(values.shape, dtype=target)
-        PackTable([Part(values, out)]).run()
+        PackTable([Part(values, out)], backend="cuda").run()
         assert torch.equal(bits(out), bits(values.to(target)))
 
 
@@ -79,7 +79,7 @@ def test_many_parts_of_all_kinds_move_in_one_launch() -> None:
     wide = torch.zeros(40, 100)
     parts.append(Part(bucket.new_ones(40, 30), wide[:, 10:40]))
     parts.append(Part(torch.zeros(0), torch.zeros(0)))
-    PackTable(parts).run()
+    PackTable(parts, backend="cuda").run()
     for part, value in zip(parts, expected, strict=False):
         assert torch.equal(bits(part.target), bits(value))
     assert (bucket[~written] == 7).all()
@@ -99,7 +99,7 @@ def test_fp8_codes_equal_torch_for_every_value_in_range() -> None:
         torch.empty(rows.shape, dtype=torch.float8_e4m3fn),
         torch.empty(len(rows), 1, dtype=torch.uint8),
     )
-    PackTable([Part(rows, target, "fp8_mx", scales)]).run()
+    PackTable([Part(rows, target, "fp8_mx", scales)], backend="cuda").run()
     assert (scales == 127).all()
     assert torch.equal(bits(target), bits(rows.to(torch.float8_e4m3fn)))
 
@@ -112,7 +112,7 @@ def test_fp8_blocks_divide_by_their_scale(source: torch.dtype, rows: int, column
     values[0, 0] = 0
     target = torch.empty(rows, columns, dtype=torch.uint8)
     scales = torch.full(scale_shape(values, "fp8_block"), -1.0)
-    PackTable([Part(values, target, "fp8_block", scales)]).run()
+    PackTable([Part(values, target, "fp8_block", scales)], backend="cuda").run()
     for down, row in enumerate(range(0, rows, 128)):
         for right, column in enumerate(range(0, columns, 128)):
             block = values[row : row + 128, column : column + 128].float()
@@ -133,7 +133,7 @@ def test_microscales_are_powers_of_two_that_saturate(source: torch.dtype, rows: 
     values[0, :] = 0
     target = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
     scales = torch.empty(scale_shape(values, "fp8_mx"), dtype=torch.uint8)
-    PackTable([Part(values, target, "fp8_mx", scales)]).run()
+    PackTable([Part(values, target, "fp8_mx", scales)], backend="cuda").run()
     for right, column in enumerate(range(0, columns, 32)):
         block = values[:, column : column + 32].double()
         most = block.abs().amax(1)
@@ -149,36 +149,36 @@ def test_a_value_that_is_not_finite_shows_in_the_scale(bad: float) -> None:
     values = torch.ones(2, 64)
     values[1, 40] = bad
     codes, scales = torch.empty(2, 64, dtype=torch.uint8), torch.empty(2, 2, dtype=torch.uint8)
-    PackTable([Part(values, codes, "fp8_mx", scales)]).run()
+    PackTable([Part(values, codes, "fp8_mx", scales)], backend="cuda").run()
     assert scales.tolist() == [[119, 119], [119, 255]]
     assert codes.view(torch.float8_e4m3fn)[1, 32:].float().isnan().all()
     block = torch.empty(1, 1)
-    PackTable([Part(values, codes, "fp8_block", block)]).run()
+    PackTable([Part(values, codes, "fp8_block", block)], backend="cuda").run()
     assert block.isnan().all()
 
 
 def test_zeros_and_tiny_values_have_usable_scales() -> None:
     codes, scale = torch.empty(1, 8, dtype=torch.uint8), torch.empty(1, 1)
-    PackTable([Part(torch.zeros(1, 8), codes, "fp8_block", scale)]).run()
+    PackTable([Part(torch.zeros(1, 8), codes, "fp8_block", scale)], backend="cuda").run()
     assert (scale.item(), codes.any().item()) == (1.0, False)
-    PackTable([Part(torch.full((1, 8), 1e-45), codes, "fp8_block", scale)]).run()
+    PackTable([Part(torch.full((1, 8), 1e-45), codes, "fp8_block", scale)], backend="cuda").run()
     assert (scale.item(), codes.any().item()) == (1.0, False)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     flat, codes = torch.zeros(4, 64), torch.zeros(4, 64, dtype=torch.uint8)
     with pytest.raises(UnsupportedOption, match="choose from cast, fp8_block, fp8_mx"):
-        PackTable([Part(flat, flat, "fp4")])  # type: ignore[arg-type]
+        PackTable([Part(flat, flat, "fp4")], backend="cuda")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedOption, match="writes no scales"):
-        PackTable([Part(flat, flat, "cast", flat)])
+        PackTable([Part(flat, flat, "cast", flat)], backend="cuda")
     with pytest.raises(ShapeError, match="expected one shape"):
-        PackTable([Part(flat, flat[:2])])
-    with pytest.raises(ShapeError, match="needs a tensor for its scales"):
-        PackTable([Part(flat, codes, "fp8_block")])
-    with pytest.raises(ShapeError, match=r"expected \[4, 2\]"):
-        PackTable([Part(flat, codes, "fp8_mx", torch.zeros(4, 3, dtype=torch.uint8))])
+        PackTable([Part(flat, flat[:2])], backend="cuda")
+    with pytest.raises(ShapeError, match="scales are None"):
+        PackTable([Part(flat, codes, "fp8_block")], backend="cuda")
+    with pytest.raises(ShapeError, match=r"expected .* \[4, 2\]"):
+        PackTable([Part(flat, codes, "fp8_mx", torch.zeros(4, 3, dtype=torch.uint8))], backend="cuda")
     with pytest.raises(ShapeError, match=r"target is torch\.uint8"):
-        PackTable([Part(flat, codes)])
+        PackTable([Part(flat, codes)], backend="cuda")
 
 
 def test_strides_beyond_32_bits() -> None:
@@ -188,10 +188,10 @@ def test_strides_beyond_32_bits() -> None:
     whole = torch.frombuffer(room, dtype=torch.bfloat16, count=rows * stride)
     far = torch.as_strided(whole, (rows, columns), (stride, 1))
     values = torch.randn(rows, columns)
-    PackTable([Part(values, far)]).run()
+    PackTable([Part(values, far)], backend="cuda").run()
     assert torch.equal(far, values.bfloat16())
     back = torch.empty(rows, columns, dtype=torch.bfloat16)
-    PackTable([Part(far, back)]).run()
+    PackTable([Part(far, back)], backend="cuda").run()
     assert torch.equal(back, values.bfloat16())
 
 

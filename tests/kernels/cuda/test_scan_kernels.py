@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sparse import sparse_memory
 
+from headway_kernels.cuda.library import library
 from headway_kernels.errors import ShapeError, UnsupportedOption
 from headway_kernels.segment_scan import SegmentScan, segment_scan
 
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.cuda_emulated
 
 # 0 and 1 token; a warp's chunk and its neighbours; a warp's four chunks; one tile of 512, and several.
 LENGTHS = (0, 1, 31, 32, 33, 127, 129, 0, 511, 512, 513, 1500)
+FACTORS = ("gamma", "lam", "rho_cap", "c_cap")
 KINDS: dict[str, dict[str, Any]] = {
     "return": {"gamma": 0.97},
     "gae": {"gamma": 0.99, "lam": 0.95},
@@ -125,3 +128,36 @@ def test_narrow_inputs_are_widened_and_wide_ones_refused() -> None:
 def test_offsets_that_do_not_cover_the_tokens_are_refused() -> None:
     with pytest.raises(ShapeError, match="must rise from 0"):
         segment_scan("return", torch.zeros(5), torch.tensor([0, 4]), backend="cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_beyond_32_bits(kind: str) -> None:
+    """A segment behind token 2^32 of rows of which only the pages of this segment exist."""
+    start, count = 2**32 + 11, 700
+    arguments = inputs((count,), 40, kind, 0.8)
+    expected = segment_scan(**arguments, **KINDS[kind], backend="cuda")
+    rooms = {
+        name: None if arguments[name] is None else at_token(arguments[name], start)
+        for name in ("rewards", "values", "log_ratio", "mask")
+    }
+    outs = [at_token(torch.zeros(count), start) for _ in expected]
+    bases = [
+        None if each is None else each.data_ptr() - start * each.element_size() for each in rooms.values()
+    ]
+    factors = [
+        {"gamma": 1.0, "lam": 1.0, "rho_cap": 1.0, "c_cap": 1.0, **KINDS[kind]}[name] for name in FACTORS
+    ]
+    library().call(
+        "segment_scan", torch.device("cpu"), tuple(KINDS).index(kind), bases[0], torch.tensor([start, start + count]),
+        *bases[1:], arguments["bootstrap"], 1, *factors, *(out.data_ptr() - 4 * start for out in outs),
+    )  # fmt: skip
+    for out, other in zip(outs, expected, strict=True):
+        assert torch.equal(out, other)
+
+
+def at_token(values: torch.Tensor, start: int) -> torch.Tensor:
+    """A copy that lies `start` elements into memory of which no other page exists."""
+    size = values.element_size()
+    room = sparse_memory((start + values.numel()) * size)
+    out = torch.frombuffer(room, dtype=values.dtype, count=values.numel(), offset=start * size)
+    return out.copy_(values)
