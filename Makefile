@@ -1,8 +1,14 @@
 # make demo      install into .venv and train a tiny model to sort, in a few minutes
 # make test      install into .venv and run the tests
 # make check     the one local command: lint, types, import layers, tests (what CI runs too)
+# make chaos     200 whole runs under random faults, and whether every guarantee held (SCHEDULES=N; hours)
+# make test-kernels   the kernels' long tests alone
 # make test-cuda-emulated   the CUDA kernels run on the CPU under AddressSanitizer (gcc, a minute)
+# make rehearse-gpu   the GPU script at tiny sizes, on the emulated CUDA kernels and in Triton's interpreter; no figures
 # make fatbin    compile the CUDA kernels for every architecture with nvcc; skipped, and said so, without nvcc
+# make test-triton   the Triton kernels in Triton's interpreter, against fp64, on the CPU
+# make gate      every kernel compiled for sm_80, sm_90 and sm_100: spills, registers, shared memory, atomics; no GPU
+# make gate-table    the same, and its table into docs/kernels.md
 # make smollm2   set up SmolLM2-135M-Instruct in models/smollm2
 #
 # Needs Python >= 3.11, and gcc, cmake and git for the native CPU library. PYTHON=python3.12 chooses another Python.
@@ -19,7 +25,7 @@ NATIVE := CMakeLists.txt $(wildcard kernels/csrc/*)
 INSTALLED := pyproject.toml constraints.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-cuda-emulated fatbin check lint types layers smollm2 wheel clean
+.PHONY: help demo test test-slow test-kernels chaos test-cuda-emulated rehearse-gpu fatbin test-triton gate gate-table check lint types layers smollm2 wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -53,6 +59,16 @@ test: $(VENV)/test.stamp
 test-slow: $(VENV)/test.stamp
 	@echo "== make: running the long tests"
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+# The kernels' own long tests: every option of the head against fp64, and its ranks over gloo.
+test-kernels: $(VENV)/test.stamp
+	@echo "== make: the kernels against fp64 over every option; 2 and 4 ranks over gloo; memory without logits"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --timeout 900 tests/kernels
+
+SCHEDULES ?= 200
+chaos: $(VENV)/test.stamp
+	@echo "== make: $(SCHEDULES) runs under random faults: kills, freezes, bad links, full disks, clock jumps"
+	$(BIN)/headway bench chaos --schedules $(SCHEDULES)
 
 lint: $(VENV)/test.stamp
 	@echo "== make: ruff"
@@ -97,6 +113,12 @@ test-cuda-emulated: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emula
 		HEADWAY_CUDA=$(CURDIR)/$(EMULATED)/libheadway_kernels_cuda_emulated.so \
 		$(BIN)/python -m pytest -m cuda_emulated tests/kernels/cuda
 
+rehearse-gpu: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emulated.so
+	@echo "== make: the GPU script, rehearsed on the CPU"
+	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+		HEADWAY_CUDA=$(CURDIR)/$(EMULATED)/libheadway_kernels_cuda_emulated.so \
+		$(BIN)/python -m headway_bench.gpu --rehearse
+
 # build/cuda/OP.sm_NN.cubin is what the resource gate reads.
 CUDA_ARCHITECTURES := 80 90 100
 NVCC ?= nvcc
@@ -125,6 +147,28 @@ fatbin: $(CUBINS) build/cuda/libheadway_kernels_cuda.so
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("build/cuda/libheadway_kernels_cuda.so").headway_cuda_abi()'
 	@echo "== make: $(words $(CUBINS)) of $(words $(CUBINS)) cubins for sm_$(subst $() ,$() sm_,$(CUDA_ARCHITECTURES)), and the library, which loads"
 endif
+
+# The extra's requirements alone: to install the project once more would build its native library once more.
+TRITON_PROOF = $(shell $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(project["optional-dependencies"]["triton-proof"][0])')
+TRITON_KERNELS = $(shell grep -l 'triton.jit' kernels/headway_kernels/triton/*.py | xargs -n 1 basename)
+
+$(VENV)/triton.stamp: pyproject.toml constraints.txt | $(VENV)/test.stamp
+	$(PIP) install --quiet -c constraints.txt "$(TRITON_PROOF)"
+	@touch $@
+
+test-triton: $(VENV)/triton.stamp
+	@echo "== make: Triton kernels in the interpreter, against fp64: $(TRITON_KERNELS)"
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/kernels/interpreted
+
+# The CUDA kernels' cubins are what `make fatbin` leaves, which says so where there is no nvcc.
+gate: $(VENV)/triton.stamp fatbin
+	@echo "== make: the gate fails on planted spills, atomics and excess"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not cuda_emulated' tests/kernels/proof
+	@echo "== make: the gate over every kernel"
+	OMP_NUM_THREADS=1 $(BIN)/python -m headway_kernels.proof.gate --check docs/kernels.md $(if $(HAVE_NVCC),$(CUBINS))
+
+gate-table: $(VENV)/triton.stamp fatbin
+	OMP_NUM_THREADS=1 $(BIN)/python -m headway_kernels.proof.gate --write docs/kernels.md $(if $(HAVE_NVCC),$(CUBINS))
 
 smollm2: $(VENV)/demo.stamp
 	@echo "== make: setting up SmolLM2-135M-Instruct in models/smollm2"
