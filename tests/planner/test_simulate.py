@@ -110,7 +110,7 @@ def random_rates(rng: random.Random) -> Rates:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6), policy=st.sampled_from(POLICIES), max_lag=st.integers(0, 4),
     replicas=st.integers(1, 4), mode=st.sampled_from(["in_flight", "drain", "resume"]),
@@ -133,6 +133,7 @@ def test_every_policy_keeps_its_promises_and_every_second_is_accounted_for(
     assert sum(forecast.generator) == pytest.approx(1.0, abs=0.02)
     if policy in ("window", "wait"):
         assert "stale" not in forecast.tickets
+        assert forecast.masked_tokens == 0  # the bound is kept by admission alone
 
 
 def test_the_closed_form_agrees_where_its_assumptions_hold() -> None:

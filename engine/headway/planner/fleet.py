@@ -36,7 +36,7 @@ class SimulatedGenerator:
     """One generator.
 
     Attributes:
-        acked: step of the weights in force; alive: it takes tickets.
+        serving: step of the weights in force; acked: the newest that the learner knows of. alive: it takes tickets.
         held: tickets that the learner has not seen the end of. work_s, push_s: decoding, and standing still for a push.
         wake_s: when `wake` must be called next. life: grows when it is lost, so that what it had scheduled is void.
     """
@@ -47,7 +47,7 @@ class SimulatedGenerator:
             decode_s: seconds of a decode step by running sequences, 0 to scenario.max_running.
         """
         self.index = index
-        self.acked = 0
+        self.serving = self.acked = 0
         self.alive = True
         self.life = 0
         self.held: set[int] = set()
@@ -97,8 +97,20 @@ class SimulatedGenerator:
 
     def rejoin(self, now: float, step: int) -> None:
         """Back, with the newest weights."""
-        self.alive, self.acked, self._since_s = True, step, now
+        self.alive, self._since_s = True, now
+        self.serving = self.acked = step
         self._switches = ([self._count], [step])
+
+    def turn_end(self, ready_s: float) -> float:
+        """When the learner is sent what is ready at `ready_s`: a turn's messages leave after its decode step."""
+        if not self._running:
+            return max(ready_s, self._since_s)
+        steps = math.ceil((ready_s - self._since_s) / self._step_s - EPSILON)
+        return self._since_s + max(1, steps) * self._step_s
+
+    def catch_up(self, now: float) -> None:
+        """Book the decode steps that have ended by now."""
+        self._advance(now)
 
     def wake(self, now: float) -> list[Ended]:
         """Between two steps: who has ended goes, staged weights come, who waits joins."""
@@ -150,10 +162,10 @@ class SimulatedGenerator:
             pause_s += self._rates.prefill(context)
         self.push_s += pause_s
         self._since_s = max(self._since_s, now) + pause_s
-        self.acked, self._staged = self._staged, None
+        self.serving, self._staged = self._staged, None
         counts, steps = self._switches
         counts.append(self._count)
-        steps.append(self.acked)
+        steps.append(self.serving)
 
     def _admit(self, now: float) -> None:
         """Groups join whole, as in the embedded engine."""

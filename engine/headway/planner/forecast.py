@@ -12,7 +12,8 @@ class Forecast:
     """One simulated run.
 
     Attributes:
-        wall_s: from the first ticket to the end of the last optimizer step; steps: made.
+        wall_s: from the first ticket to the end of the last optimizer step; steps: made. Both, tickets and price
+            hold the warm-up too.
         tokens_per_s, samples_per_s: trained.
         lag_histogram: share of the trained tokens by lag.
         learner: shares of its time at (work, push, idle, other); generator: (work, push, idle), mean over all.

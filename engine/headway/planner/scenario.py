@@ -20,6 +20,8 @@ class Scenario:
         ranks: learner ranks that share the tokens of a step; mode, recompute: `push.mode`, and whether a push
             forwards the caches again.
         filter_flat: groups without a gradient are replaced.
+        warmup: first steps that count in no rate, share or lag.
+        in_order: tickets have the lengths of Rates' groups one after the other instead of drawn ones.
         beside: learner and generators share a machine, so that Rates' `*_beside` factors apply.
         link_bytes_per_s: of the network that a push crosses; 0: as calibrated.
         losses_per_hour: of each generator; restart_s: until a lost one is back.
@@ -37,6 +39,8 @@ class Scenario:
     mode: str = "in_flight"
     recompute: bool = False
     filter_flat: bool = True
+    warmup: int = 0
+    in_order: bool = False
     beside: bool = True
     link_bytes_per_s: float = 0.0
     losses_per_hour: float = 0.0
@@ -45,6 +49,8 @@ class Scenario:
     rank_price: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.warmup < self.steps:
+            raise ConfigError([("steps", f"{self.warmup} steps of warm-up leave nothing of {self.steps}")])
         if self.max_running < self.samples:
             message = f"{self.max_running} sequences do not hold a group of {self.samples}; use at least {self.samples}"
             raise ConfigError([("generator.max_running", message)])
@@ -55,8 +61,13 @@ class Scenario:
         return min(self.replicas * self.max_running, self.policy.slots * self.samples)
 
 
-def scenario_of(config: RunConfig, rates: Rates) -> Scenario:
+def scenario_of(
+    config: RunConfig, rates: Rates, *, warmup: int = 0, in_order: bool = False, beside: bool = True
+) -> Scenario:
     """The scenario of a recipe.
+
+    Args:
+        warmup, in_order, beside: see Scenario.
 
     Raises:
         ConfigError: its staleness numbers are impossible together.
@@ -81,4 +92,7 @@ def scenario_of(config: RunConfig, rates: Rates) -> Scenario:
         mode=config.push.mode,
         recompute=config.push.kv != "keep",
         filter_flat=config.algo.filter_zero_variance,
+        beside=beside,
+        warmup=warmup,
+        in_order=in_order,
     )

@@ -68,7 +68,7 @@ class Simulation:
         self._foot, self._missing = -1, 0  # of the window when it last held the learner back
         self._free_since_s = 0.0
         self._train_s = self._push_s = self._idle_s = self._turn_s = 0.0
-        self._step_ends: list[float] = []
+        self._ended_s = self._warm_s = 0.0  # the last step's end; the warm-up's
         self._lags: Counter[int] = Counter()
         self._tickets: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
@@ -120,11 +120,18 @@ class Simulation:
         if generator.wake_s != wake_s:
             return
         self._scheduled[generator.index] = NEVER
-        acked = generator.acked
+        serving = generator.serving
         for member in generator.wake(self._now):
             self._ended(member)
-        self._dirty = self._dirty or generator.acked != acked
+        if generator.serving != serving:
+            life, step = generator.life, generator.serving
+            self._at(generator.turn_end(self._now), lambda: self._acked(generator, life, step))
         self._watch(generator)
+
+    def _acked(self, generator: SimulatedGenerator, life: int, step: int) -> None:
+        if generator.life == life:
+            generator.acked = max(generator.acked, step)
+            self._dirty = True
 
     def _ended(self, member: Ended) -> None:
         group = self._out[member.ticket_id]
@@ -133,7 +140,7 @@ class Simulation:
         group.waiting_for -= 1
         reward = self._rates.reward
         reward_s = self._random.choice(reward) if len(reward) > 1 else reward[0]
-        group.rewarded_s = max(group.rewarded_s, self._now + reward_s)
+        group.rewarded_s = max(group.rewarded_s, group.generator.turn_end(self._now + reward_s))
         if not group.waiting_for:
             self._at(group.rewarded_s, lambda: self._arrived(member.ticket_id, group))
 
@@ -200,11 +207,13 @@ class Simulation:
         return -((rank - self._policy.slots) // self._scenario.replicas)
 
     def _budget(self, acked: int) -> int:
-        return self._policy.budget(self._step, acked, len(self._out), len(self._finished), self._admitted)
+        buffered = len(self._admitted) - len(self._out)  # those in training keep their slots until it is over
+        return self._policy.budget(self._step, acked, len(self._out), buffered, self._admitted)
 
     def _issue(self, generator: SimulatedGenerator) -> None:
         ticket_id, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        lengths = self._random.choice(self._rates.groups)
+        groups = self._rates.groups
+        lengths = groups[ticket_id % len(groups)] if self._scenario.in_order else self._random.choice(groups)
         if len(lengths) != self._scenario.samples:
             lengths = self._random.choices(lengths, k=self._scenario.samples)
         self._tickets["issued"] += 1
@@ -271,7 +280,9 @@ class Simulation:
 
     def _stepped(self, chosen: list[int]) -> None:
         self._step += 1
-        self._step_ends.append(self._now)
+        self._ended_s = self._now
+        if self._step == self._scenario.warmup:
+            self._forget()
         for ticket_id in chosen:
             del self._admitted[ticket_id]
         self._dirty = True
@@ -284,6 +295,16 @@ class Simulation:
         self._push_s += publish_s
         self._turn_s += self._rates.turn
         self._at(self._now + publish_s + self._rates.turn, self._free)
+
+    def _forget(self) -> None:
+        """The warm-up is over: rates, shares and lags begin here."""
+        self._warm_s = self._now
+        self._train_s = self._push_s = self._idle_s = self._turn_s = self._queue_s = 0.0
+        self._lags.clear()
+        self._tokens.clear()
+        for generator in self._generators:
+            generator.catch_up(self._now)
+            generator.work_s = generator.push_s = 0.0
 
     def _stage_s(self) -> float:
         link = self._scenario.link_bytes_per_s
@@ -329,17 +350,19 @@ class Simulation:
     # Result ---------------------------------------------------------------------------------------------------
 
     def _forecast(self) -> Forecast:
-        wall_s = self._step_ends[-1]
+        wall_s, counted_s = self._ended_s, max(1e-9, self._ended_s - self._warm_s)
+        for generator in self._generators:
+            generator.catch_up(wall_s)
         learner = np.array([self._train_s, self._push_s, self._idle_s, self._turn_s])
-        work = float(np.mean([generator.work_s for generator in self._generators])) / wall_s
-        push = float(np.mean([generator.push_s for generator in self._generators])) / wall_s
+        work = float(np.mean([generator.work_s for generator in self._generators])) / counted_s
+        push = float(np.mean([generator.push_s for generator in self._generators])) / counted_s
         total = sum(self._lags.values()) or 1
         histogram = [self._lags[lag] / total for lag in range(max(self._lags, default=0) + 1)]
         return Forecast(
             wall_s=wall_s,
             steps=self._step,
-            tokens_per_s=self._tokens["trained"] / wall_s,
-            samples_per_s=self._tokens["members"] / wall_s,
+            tokens_per_s=self._tokens["trained"] / counted_s,
+            samples_per_s=self._tokens["members"] / counted_s,
             lag_histogram=histogram,
             learner=tuple((learner / max(1e-9, learner.sum())).tolist()),
             generator=(work, push, max(0.0, 1.0 - work - push)),

@@ -1,0 +1,95 @@
+"""`headway plan` as people see it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headway.cli import main
+from headway.planner import Curve, Rates, constant
+
+RECIPE = """
+steps = 30
+[model]
+path = "none"
+[env]
+name = "none"
+[batch]
+prompts = 4
+samples = 4
+[generator]
+max_running = 8
+[staleness]
+max_lag = 2
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    recipe, rates = tmp_path / "recipe.toml", tmp_path / "rates.json"
+    recipe.write_text(RECIPE)
+    Rates(
+        hardware="a machine",
+        model="a model",
+        decode=Curve([(1, 0.01), (32, 0.012)]),
+        prefill=constant(0.0),
+        train=constant(0.05),
+        groups=[[50] * 4],
+        stage=Curve([(0, 0.1)]),
+        push_bytes=10**9,
+    ).write(rates)
+    return [str(recipe), "--rates", str(rates)]
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int | str | None, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *words])
+    shown = capsys.readouterr()
+    return ended.value.code, shown.out + shown.err
+
+
+def rate_of(text: str) -> float:
+    return float(text.split("tokens/s")[1].split()[0].replace(",", ""))
+
+
+def test_a_plan_shows_simulation_and_closed_form_and_money(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = run([*files, "--generator-price", "2", "--rank-price", "3"], capsys)
+    assert code == 0
+    assert "a machine" in text
+    assert "the generators are the slower side" in text
+    assert rate_of(text) == pytest.approx(8 / 0.01045, rel=0.03)
+    line = next(line for line in text.splitlines() if line.startswith("1,000 updates"))
+    minutes, price = float(line.split()[2]), float(line.split()[4])
+    assert price == pytest.approx(minutes / 60 * 5, rel=0.02)
+
+
+def test_what_if_changes_the_answer_its_way(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    plain, more, slow, lossy = (
+        rate_of(run([*files, *words], capsys)[1])
+        for words in (
+            [], ["--replicas", "2"], ["--link-gbit", "1", "--push.mode", "drain"],
+            ["--losses-per-hour", "300", "--restart-s", "20"],
+        )
+    )  # fmt: skip
+    assert more > 1.5 * plain
+    assert slow < 0.8 * plain  # 8 s for every push
+    assert lossy < 0.9 * plain
+
+
+def test_a_proposal_is_toml_for_the_recipe(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run([*files, "--optimise", "--most-lag", "2"], capsys)
+    assert code == 0
+    changes = tomllib.loads(text.split("settings tried")[1])
+    assert changes["generator"]["max_running"] > 8
+    assert "instead of" in text
+
+
+def test_wrong_use_is_refused_by_name(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run([*files, "--most-lag", "2"], capsys)
+    assert (code, "--optimise" in text) == (2, True)
+    code, text = run([files[0], "--rates", "none.json"], capsys)
+    assert (code, "headway calibrate" in text) == (2, True)
