@@ -241,6 +241,26 @@ def plan(
     return 0
 
 
+@app.command(context_settings=OVERRIDES)
+def calibrate(
+    out: Annotated[Path, typer.Option("--out", help="file to write")],
+    words: Words = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="about as long as it may take beyond loading")
+    ] = 60.0,
+    debug: Debug = False,
+) -> int:
+    """Measure what this machine does with a recipe's model, prompts and rewards, for headway plan."""
+    from headway.cli import calibrating, running
+    from headway.config import threads
+    from headway.generator.setup import set_threads
+
+    config = running.recipe(words or [])
+    set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
+    calibrating.calibrate(config, out, seconds)
+    return 0
+
+
 @app.command()
 def doctor() -> int:
     """What this machine can run: versions, cores, memory, compilers, devices, extras."""

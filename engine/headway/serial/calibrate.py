@@ -1,0 +1,208 @@
+"""What this machine does of each kind of work, measured on a recipe's own model, prompts and rewards.
+
+The parts of a run on one thread, without the loop around them: a rollout generates real groups (lengths, decode steps,
+rewards), the trainer trains some of them (in memory only), and weights are published and applied. Minutes at most.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headway.buffer import Group
+from headway.config import RunConfig
+from headway.errors import HeadwayError
+from headway.generator import Rollout, build_engine, build_rewards
+from headway.learner import LearnerParts, build_learner
+from headway.serial.run import REWARD_WAIT_S, DirectSource, DirectWeights
+from headway.types import PolicyVersion, Ticket, Trajectory
+
+REPEATS = 3
+LEAST_GROUPS = 96  # whose lengths stand for all, if there is time for so many
+
+
+@dataclass
+class Measurements:
+    """Raw figures, in seconds, tokens and bytes.
+
+    Attributes:
+        decode: seconds of the turns without a prefill, by running sequences.
+        prefill: (prompt tokens, seconds beyond the decode step) of the turns with one.
+        train: (forwarded tokens, seconds) of the updates.
+        publish_s, apply_s: of a push of push_bytes; reward: latencies.
+        lengths: of each group; prompt_tokens: of each prompt; num_flat: groups whose members earned the same.
+    """
+
+    decode: dict[int, list[float]] = field(default_factory=lambda: defaultdict[int, list[float]](list))
+    prefill: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    train: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    publish_s: float = 0.0
+    apply_s: float = 0.0
+    push_bytes: int = 0
+    reward: list[float] = field(default_factory=list[float])
+    lengths: list[list[int]] = field(default_factory=list[list[int]])
+    prompt_tokens: list[int] = field(default_factory=list[int])
+    num_flat: int = 0
+
+
+class Calibration:
+    """One measurement.
+
+    Args:
+        config: the recipe; seconds: about as long as generating and training may take together.
+        note: told what takes long.
+
+    Raises:
+        HeadwayError: the recipe's model or environment cannot be used.
+    """
+
+    def __init__(
+        self, config: RunConfig, seconds: float, note: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._config = config
+        self._seconds = seconds
+        self._note = note
+        self._parts: LearnerParts = build_learner(config, note)
+        self._weights = DirectWeights(self._parts.policy)
+        engine = build_engine(config, self._parts.folder, self._parts.tokenizer)
+        self._source = DirectSource(self._weights, engine)
+        self._rollout = Rollout(
+            "calibration", engine, build_rewards(config), self._source, self._parts.tokenizer.decode_many
+        )
+        self._next_ticket = 0
+        self._open: dict[int, tuple[Ticket, list[Trajectory]]] = {}
+        self._groups: list[Group] = []
+        self.measured = Measurements()
+
+    def run(self) -> Measurements:
+        """Measure everything; ends the reward workers."""
+        try:
+            self._push()
+            self._generate()
+            self._train()
+        finally:
+            self._rollout.rewards.close()
+        return self.measured
+
+    def _push(self) -> None:
+        """Publish and apply, as far as both happen on the learner's and the generator's own time."""
+        publish, apply = list[float](), list[float]()
+        for step in range(REPEATS):
+            began_s = time.perf_counter()
+            self._weights.publish(PolicyVersion(0, step))
+            published_s = time.perf_counter()
+            self._source.commit()
+            publish.append(published_s - began_s)
+            apply.append(time.perf_counter() - published_s)
+        self._source.proofs()
+        self.measured.publish_s = statistics.median(publish)
+        self.measured.apply_s = statistics.median(apply)
+        self.measured.push_bytes = self._parts.policy.manifest.num_bytes
+
+    # Generation -----------------------------------------------------------------------------------------------
+
+    def _generate(self) -> None:
+        """Waves of few and of many groups, until there are enough to train and half of the time is over."""
+        batch, generator = self._config.batch, self._config.generator
+        most = max(1, generator.max_running // batch.samples)
+        wanted = max(LEAST_GROUPS, 2 * batch.prompts)
+        began_s, wave = time.monotonic(), 0
+        while len(self._groups) < wanted or wave < 3:
+            num_groups = (most, 1, max(1, most // 3))[wave % 3]
+            if not self._wave(num_groups):
+                break
+            wave += 1
+            if time.monotonic() - began_s > self._seconds / 2 and len(self._groups) >= batch.prompts:
+                break
+        self._note(f"generated {len(self._groups)} groups in {time.monotonic() - began_s:.0f} s")
+
+    def _wave(self, num_groups: int) -> bool:
+        """Generate so many groups side by side; False when there are no prompts left."""
+        tickets: list[Ticket] = []
+        for _ in range(num_groups):
+            prompt = self._parts.prompts.next()
+            if prompt is None:
+                break
+            assert self._rollout.engine.version is not None
+            ticket = self._parts.tickets.make(self._next_ticket, prompt, self._rollout.engine.version)
+            self._next_ticket += 1
+            self._open[ticket.ticket_id] = (ticket, [])
+            self.measured.prompt_tokens.append(len(ticket.prompt_ids))
+            tickets.append(ticket)
+        if not tickets:
+            return False
+        self._rollout.grant(tickets)
+        prompt_tokens = sum(len(ticket.prompt_ids) for ticket in tickets)
+        deadline = time.monotonic() + self._config.stream.rollout_deadline_s
+        while self._rollout.num_tickets:
+            prompt_tokens = self._turn(prompt_tokens)
+            if time.monotonic() > deadline:
+                raise HeadwayError(
+                    f"{self._rollout.num_tickets} groups did not finish within stream.rollout_deadline_s"
+                )
+        return True
+
+    def _turn(self, prompt_tokens: int) -> int:
+        """One turn; returns the prompt tokens that still wait for theirs, 0 once sequences decode."""
+        engine, rollout = self._rollout.engine, self._rollout
+        running, sampled = engine.num_running, engine.num_sampled
+        began_s = time.perf_counter()
+        rollout.turn()
+        seconds = time.perf_counter() - began_s
+        if prompt_tokens:
+            self.measured.prefill.append((prompt_tokens, seconds))
+        elif engine.num_sampled - sampled == running and running:
+            self.measured.decode[running].append(seconds)
+        self._rewards()
+        _, message = rollout.take()
+        for trajectory in message.trajectories if message is not None else []:
+            self._arrived(trajectory)
+        return 0 if engine.num_sampled > sampled else prompt_tokens
+
+    def _rewards(self) -> None:
+        began_s = time.perf_counter()
+        while self._rollout.num_scoring:
+            results = self._rollout.rewards.wait(REWARD_WAIT_S)
+            self._rollout.collect(results)
+            self._rollout.rewards.check()
+            self.measured.reward.extend([time.perf_counter() - began_s] * len(results))
+
+    def _arrived(self, trajectory: Trajectory) -> None:
+        ticket, members = self._open[trajectory.ticket_id]
+        members.append(trajectory)
+        if len(members) < ticket.num_members:
+            return
+        del self._open[trajectory.ticket_id]
+        group = Group(ticket, sorted(members, key=lambda member: member.member), [], 0.0)
+        self._groups.append(group)
+        self.measured.lengths.append([member.num_sampled for member in group.trajectories])
+        self.measured.num_flat += len({member.reward for member in members}) == 1
+
+    # Training -------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Updates on half a batch, a whole and two, the first of all not counted."""
+        prompts = self._config.batch.prompts
+        sizes = sorted({max(1, prompts // 2), prompts, min(2 * prompts, len(self._groups))})
+        sizes = [size for size in sizes if size <= len(self._groups)]
+        if not sizes:
+            raise HeadwayError(
+                "no group was finished with a reward for each member: there is nothing to train"
+            )
+        self._update(self._groups[: sizes[0]])
+        began_s = time.monotonic()
+        for turn in range(REPEATS):
+            for size in sizes:
+                start = turn * size % max(1, len(self._groups) - size + 1)
+                self.measured.train.append(self._update(self._groups[start : start + size]))
+            if time.monotonic() - began_s > self._seconds / 2:
+                break
+        self._note(f"trained {len(self.measured.train)} updates in {time.monotonic() - began_s:.0f} s")
+
+    def _update(self, groups: Sequence[Group]) -> tuple[int, float]:
+        began_s = time.perf_counter()
+        stats = self._parts.trainer.step(groups, 1)
+        return stats.batch.num_forwarded, time.perf_counter() - began_s

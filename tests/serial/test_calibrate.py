@@ -1,0 +1,60 @@
+"""A calibration measures the parts of a real run, and its curves go through what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.cli.calibrating import calibrate, decode_curve, line_through, rates_of
+from headway.config import RunConfig
+from headway.errors import HeadwayError
+from headway.planner import read_rates, scenario_of, simulate
+from headway.serial.calibrate import Measurements
+
+
+def config(**sections: dict[str, object]) -> RunConfig:
+    base: dict[str, object] = {
+        "steps": 20,
+        "model": {"path": "builtin:sort3"},
+        "env": {"name": "sort", "args": {"digits": 3}},
+        "batch": {"prompts": 2, "samples": 4},
+        "sampling": {"max_new_tokens": 6},
+        "generator": {"threads": 1, "max_running": 16},
+        "learner": {"threads": 1},
+    }
+    return RunConfig.model_validate({**base, **sections})
+
+
+def test_a_recipe_is_measured_in_seconds_and_can_be_planned_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rates.json"
+    calibrate(config(), path, 3.0)
+    rates = read_rates(path)
+    assert len(rates.groups) >= 4
+    assert all(len(group) == 4 and min(group) >= 1 and max(group) <= 6 for group in rates.groups)
+    assert 4 <= rates.prompt_tokens <= 6  # three digits, and what stands around them
+    assert rates.push_bytes > 100_000
+    assert 0 < rates.decode(4) <= rates.decode(16)
+    assert 0 < rates.train(50) <= rates.train(500)
+    assert len(rates.reward) > 1
+    assert min(rates.reward) > 0
+    assert "decode step" in capsys.readouterr().out
+    forecast = simulate(scenario_of(config(), rates))
+    assert forecast.tickets["trained"] == 40
+
+
+def test_curves_go_through_what_was_measured() -> None:
+    assert line_through([(100, 1.1), (200, 2.1), (200, 2.1), (300, 3.1)])(400) == pytest.approx(4.1)
+    assert line_through([(100, 1.0), (100, 3.0), (100, 1.1)]).points == [(0.0, 1.1)]
+    assert line_through([(100, 1.0), (200, 3.0)])(50) == pytest.approx(0.7)  # not below 0 without tokens
+    curve = decode_curve({n: [0.01 * n] * 3 for n in range(1, 33)})
+    assert [curve(n) for n in (4, 16, 30)] == pytest.approx([0.04, 0.16, 0.30], rel=0.1)
+    noisy = decode_curve({1: [0.02], 2: [0.01], 3: [0.03]})
+    assert noisy(2) >= noisy(1)
+
+
+def test_nothing_measured_is_no_calibration() -> None:
+    with pytest.raises(HeadwayError, match="no decode step"):
+        rates_of(config(), Measurements())
