@@ -31,6 +31,12 @@ BENCHES: dict[str, Bench] = {
     "gpu": Bench(
         "headway_bench.gpu.run", "kernels on a GPU: correctness, then rivals and shares of the limits"
     ),
+    "plan": Bench(
+        "headway_bench.shaped.bench", "what headway plan predicts, against real runs shaped by sleeps"
+    ),
+    "async": Bench(
+        "headway_bench.shaped.asynchronous", "asynchronous runs over the synchronous one, shaped by sleeps"
+    ),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }
 
