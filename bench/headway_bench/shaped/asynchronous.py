@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from headway.planner import Curve, Scenario, constant, scenario_of, simulate
 from headway_bench.harness import interleave, make_row, quantiles, ratios_by_round, write_rows
-from headway_bench.shaped.play import PROMPT_TOKENS, Measured, config_of, play, recipe
+from headway_bench.shaped.play import PROMPT_TOKENS, Measured, config_of, play, recipe, wide_console
 from headway_bench.shaped.shape import Shape
 
 SIGMA = 0.97  # of log-normal lengths whose 99th percentile is six times their mean
@@ -132,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0 < options.warmup < options.steps:
         parser.error(f"--warmup must be within 1 and {options.steps - 1}")
-    console = Console()
+    console = wide_console()
     setup = Setup(options.prompts, options.samples, options.steps, options.warmup)
     shape = setup.shape()
     results: dict[Contestant, dict[int, Measured]] = {each: {} for each in CONTESTANTS}

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from headway.planner import Forecast, Scenario, constant, scenario_of, simulate
 from headway_bench.harness import Row, make_row, write_rows
 from headway_bench.shaped.cases import CASES, Case
-from headway_bench.shaped.play import PROMPT_TOKENS, Measured, config_of, play
+from headway_bench.shaped.play import PROMPT_TOKENS, Measured, config_of, play, wide_console
 
 MOST_RATE_ERROR = 0.10
 MOST_LAG_ERROR = 0.3
@@ -151,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [case for case in CASES if options.only in case.name]
     if not chosen or not 0 < options.warmup < options.steps or options.seeds < 1:
         parser.error(f"nothing to run; the cases are: {', '.join(case.name for case in CASES)}")
-    console = Console()
+    console = wide_console()
     overhead = calibrated()
     console.print(f"of an update, messages and records {overhead.turn:.3f} s, push {overhead.push:.3f} s")
     seeds = range(options.seeds)

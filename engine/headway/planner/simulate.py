@@ -21,6 +21,7 @@ from headway.planner.fleet import NEVER, Ended, SimulatedGenerator
 from headway.planner.forecast import Forecast
 from headway.planner.scenario import Scenario
 from headway.staleness import Finished
+from headway.staleness.policy import UNBOUNDED
 from headway.staleness.unit import judge
 from headway.types import DropReason, PolicyVersion
 
@@ -260,7 +261,8 @@ class Simulation:
 
     def _is_held_back(self) -> bool:
         """Whether nothing has come that a policy with a window could take: asking it costs a sort of all tickets."""
-        return self._policy.bounded and self._missing > 0 and self._foot in self._out
+        windowed = self._policy.window < UNBOUNDED
+        return windowed and self._missing > 0 and self._foot in self._out
 
     def _drop_stale(self) -> None:
         for ticket_id, group in list(self._finished.items()):
