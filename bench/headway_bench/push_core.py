@@ -21,33 +21,33 @@ import numpy as np
 import torch
 
 from headway.errors import RunFailed
-from headway.types import PolicyVersion
+from headway.types import Manifest, PolicyVersion
 from headway.weights import ChannelSender, WeightPublisher
 from headway_bench.push_member import manifest_of
 from headway_bench.push_process import MemberProcess
 from headway_bench.push_wire import DEADLINE_S, open_sender
 
-PUSH_CHANNELS = ("shm", "shm swap", "tcp", "store", "collective")
+# shm with its ways of applying: a bf16 engine that is written or serves from the shared memory, an fp32 engine that
+# bf16 weights are widened into, and the same with two buffers.
+SHM_WAYS = ("shm", "shm swap", "shm widened", "shm double")
+PUSH_CHANNELS = (*SHM_WAYS, "tcp", "store", "collective")
 STAGES = ("encode", "wire", "stage", "pause", "prove", "total")
-_ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 class PushContestant:
     """A channel under a publisher and a stager.
 
     Args:
-        channel: of PUSH_CHANNELS; "shm swap" serves fp32 weights from the shared memory itself.
+        channel: of PUSH_CHANNELS.
         num_bytes: of one whole published state; folder: of the store.
     """
 
     def __init__(self, channel: str, num_bytes: int, folder: Path) -> None:
         self.channel = channel
-        swap = channel == "shm swap"
-        dtype = "float32" if swap else "bfloat16"
-        manifest = manifest_of(num_bytes // _ITEM_BYTES[dtype], dtype)
+        manifest = manifest_of(num_bytes // 2, "bfloat16")
         self._stack = contextlib.ExitStack()
         try:
-            sender = self._open(channel, manifest.digest, folder, manifest.num_elements, dtype)
+            sender = self._open(channel, manifest, folder)
             mapped = channel.startswith("shm")
             self._publisher = WeightPublisher(
                 sender, manifest, anchor=1 << 30, merged=0 if mapped else 1, deadline_s=DEADLINE_S
@@ -58,8 +58,10 @@ class PushContestant:
                 channel="shm" if mapped else channel,
                 address=sender.address,
                 num_elements=manifest.num_elements,
-                dtype=dtype,
-                swap=swap,
+                dtype=manifest.dtype,
+                engine_dtype="bfloat16" if channel in ("shm", "shm swap") else "float32",
+                swap=channel == "shm swap",
+                doubled=channel == "shm double",
             )
             self._stack.callback(self._member.close)
             self._member.answer()
@@ -70,13 +72,13 @@ class PushContestant:
         self._step = 0
         self._order = np.random.default_rng(0)
 
-    def _open(self, channel: str, digest: str, folder: Path, num_elements: int, dtype: str) -> ChannelSender:
+    def _open(self, channel: str, manifest: Manifest, folder: Path) -> ChannelSender:
         if channel.startswith("shm"):
             from headway.weights.shm import ShmSender
 
             name = f"headway-bench-{uuid.uuid4().hex[:12]}-{os.getpid()}"
-            return ShmSender(name, manifest_of(num_elements, dtype))
-        return open_sender(channel, digest, folder)
+            return ShmSender(name, manifest)
+        return open_sender(channel, manifest.digest, folder)
 
     def _change(self, density: float) -> None:
         """Another value for a share of the elements, spread evenly at random places."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from headway.types import Manifest, PolicyVersion, TensorSpec
-from headway.weights import ChannelReceiver, FlatServed, PayloadHeader, Stager
+from headway.weights import ChannelReceiver, DoubledServed, FlatServed, PayloadHeader, Stager
+from headway.weights.served import TORCH_DTYPES
 
 DEADLINE_S = 300.0
 PIECE_BYTES = 1 << 20
@@ -141,10 +142,11 @@ def serve_gloo(arguments: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
 
 
 class BenchEngine:
-    """A FlatEngine without a model: weights that can be written and swapped."""
+    """A FlatEngine without a model: weights, in fp32 or as published, that can be written and swapped."""
 
-    def __init__(self, num_elements: int) -> None:
-        self.flat = torch.ones(num_elements)
+    def __init__(self, num_elements: int, dtype: str) -> None:
+        kind = TORCH_DTYPES[dtype]
+        self.flat = torch.from_numpy(touched(num_elements * kind.itemsize)).view(kind).zero_()
 
     def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
         """See FlatEngine."""
@@ -179,10 +181,9 @@ def serve_push(arguments: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
     """Stage, commit and prove the next version; every stage's time."""
     manifest = manifest_of(arguments["num_elements"], arguments["dtype"])
     end: Any = Stamped(open_end(arguments["channel"], arguments["address"], manifest.digest, manifest))
-    engine = BenchEngine(manifest.num_elements)
-    stager = Stager(
-        end, FlatServed(engine, manifest), manifest, swap=arguments["swap"], deadline_s=DEADLINE_S
-    )
+    engine = BenchEngine(manifest.num_elements, arguments["engine_dtype"])
+    served = (DoubledServed if arguments["doubled"] else FlatServed)(engine, manifest)
+    stager = Stager(end, served, manifest, swap=arguments["swap"], deadline_s=DEADLINE_S)
 
     def push(command: dict[str, Any]) -> dict[str, Any]:
         wanted = PolicyVersion(0, command["step"])
@@ -195,15 +196,15 @@ def serve_push(arguments: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
         staged_at = time.monotonic()
         stager.commit()
         committed_at = time.monotonic()
-        while not (proofs := stager.proofs()):
-            stager.turn()
+        stager.turn()
         proved_at = time.monotonic()
+        [proof] = stager.proofs()
         return {
             "fetched_at": end.fetched_at,
             "staged_at": staged_at,
             "committed_at": committed_at,
             "proved_at": proved_at,
-            "digest": proofs[-1].digest,
+            "digest": proof.digest,
         }
 
     return push

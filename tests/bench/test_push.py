@@ -56,8 +56,8 @@ def test_a_push_is_held_to_memcpys_from_the_end_of_its_cast() -> None:
     assert values == {
         "500 MB, shm, 1 % changed: pause, memcpys": (pytest.approx(0.5), False),
         "500 MB, shm, 1 % changed: wire bytes a parameter": (pytest.approx(0.016), True),
-        "500 MB, shm, dense: end of the cast to applied and checked, memcpys": (pytest.approx(2.5), False),
         "500 MB, shm, dense: pause, memcpys": (pytest.approx(0.5), True),
+        "500 MB, shm, dense: end of the cast to applied and checked, memcpys": (pytest.approx(2.5), False),
     }
     assert len(push_rows(pushes, ("pause", "total"))) == 2 * 3
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from headway.types import Manifest, PolicyVersion, TensorSpec
-from headway.weights import FlatServed, Stager
+from headway.weights import DoubledServed, FlatServed, Stager
 from headway.weights.segment import shared_directory
 
 WRITER, READER = Path(__file__).with_name("writer.py"), Path(__file__).with_name("reader.py")
@@ -113,9 +113,12 @@ class FlatEngine:
 class Generator:
     """An engine behind a stager, turned by hand."""
 
-    def __init__(self, receiver: Any, manifest: Manifest, *, swap: bool = False) -> None:
+    def __init__(
+        self, receiver: Any, manifest: Manifest, *, swap: bool = False, doubled: bool = False
+    ) -> None:
         self.engine = FlatEngine(manifest.num_elements)
-        self.stager = Stager(receiver, FlatServed(self.engine, manifest), manifest, swap=swap)
+        served = (DoubledServed if doubled else FlatServed)(self.engine, manifest)
+        self.stager = Stager(receiver, served, manifest, swap=swap)
         self.acked: list[Any] = []
 
     def turn(self, most: int = 100) -> None:

@@ -26,30 +26,36 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("swap", [False, True])
-def test_hundreds_of_pushes_under_load_never_show_a_forward_two_values(
-    name: str, start_writer: Start, writer: ModuleType, generator: MakeGenerator, swap: bool
+@pytest.mark.parametrize("how", ["copy", "swap", "double"])
+@pytest.mark.parametrize("num_pushes", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_pushes_under_load_never_show_a_forward_two_values(
+    name: str, start_writer: Start, writer: ModuleType, generator: MakeGenerator, how: str, num_pushes: int
 ) -> None:
     process = start_writer(name, "hammer")
     assert line(process) == "ready"
-    manifest = writer.manifest()
-    there = generator(ShmReceiver(name, manifest, whole_only=swap), manifest, swap=swap)
+    manifest, swap = writer.manifest(), how == "swap"
+
+    def join() -> Any:
+        receiver = ShmReceiver(name, manifest, whole_only=swap)
+        return generator(receiver, manifest, swap=swap, doubled=how == "double")
+
+    there = join()
     pushes, seen = 0, PolicyVersion(0, 0)
-    deadline = time.monotonic() + 60
-    while pushes < 300 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 240
+    while pushes < num_pushes and time.monotonic() < deadline:
         if pushes % 50 == 49:  # joiners too
             there.stager.close()
-            there = generator(ShmReceiver(name, manifest, whole_only=swap), manifest, swap=swap)
+            there = join()
         pushes += there.refresh()
         flat = there.engine.flat
         if there.engine.version is not None:
             assert float(flat.min()) == float(flat.max()) == there.engine.version.step
             assert there.engine.version >= seen
             seen = there.engine.version
-    assert pushes == 300
+    assert pushes == num_pushes
     assert process.stdin is not None
     process.stdin.close()
-    assert int(line(process)) >= seen.step > 300
+    assert int(line(process)) >= seen.step > num_pushes
     there.stager.close()
     assert process.wait(20) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from headway.errors import WeightError
 from headway.types import Manifest, PolicyVersion
-from headway.weights import PayloadKind, Stager, StagerThread, WeightPublisher, state_digest
+from headway.weights import DoubledServed, PayloadKind, Stager, StagerThread, WeightPublisher, state_digest
 from headway.weights.served import FlatServed
 from headway_kernels.weight_delta import Delta
 
@@ -90,31 +91,37 @@ def check(each: Any, published: dict[PolicyVersion, tuple[str, np.ndarray]], man
         assert np.array_equal(bits(each.engine.flat, manifest.dtype), published[version][1])
 
 
+@pytest.fixture(params=["in place", "doubled"])
+def either(request: pytest.FixtureRequest, generator: MakeGenerator) -> MakeGenerator:
+    """A generator that pushes are written into, and one that serves from two buffers by turns."""
+    return functools.partial(generator, doubled=request.param == "doubled")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(20))
 def test_any_sequence_of_pushes_through_a_faulty_channel_ends_bit_equal_to_a_whole_push(
-    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any, seed: int, dtype: str
+    manifest_of: ManifestOf, either: MakeGenerator, chaos: Any, seed: int, dtype: str
 ) -> None:
-    run_sequence(chaos, manifest_of(NUM_ELEMENTS, dtype), generator, seed, 12)
+    run_sequence(chaos, manifest_of(NUM_ELEMENTS, dtype), either, seed, 12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.timeout(1200)
 def test_a_thousand_sequences_of_pushes_end_bit_equal_to_a_whole_push(
-    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any, dtype: str
+    manifest_of: ManifestOf, either: MakeGenerator, chaos: Any, dtype: str
 ) -> None:
     for seed in range(500):
-        run_sequence(chaos, manifest_of(NUM_ELEMENTS, dtype), generator, 1000 + seed, 12)
+        run_sequence(chaos, manifest_of(NUM_ELEMENTS, dtype), either, 1000 + seed, 12)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_payload_leaves_the_old_version_serving_and_the_next_push_succeeds(
-    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any, fault: str
+    manifest_of: ManifestOf, either: MakeGenerator, chaos: Any, fault: str
 ) -> None:
     manifest = manifest_of(NUM_ELEMENTS, "bfloat16")
     channel = chaos(random.Random(1))
-    publisher, there = WeightPublisher(channel, manifest), generator(channel, manifest)
+    publisher, there = WeightPublisher(channel, manifest), either(channel, manifest)
     flat = torch.randn(NUM_ELEMENTS)
     for step in range(3):
         flat[step::200] += 1
@@ -212,6 +219,35 @@ def test_a_delta_on_another_base_is_refused_and_the_whole_state_asked_for(
     assert "is from the state" in channel.asked[0]
     assert there.refresh()  # by the whole state
     assert there.engine.flat[:4].tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_what_is_served_does_not_change_until_the_commit_of_a_doubled_engine_and_then_at_once(
+    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any
+) -> None:
+    """Each push lies in the other buffer before the commit, deltas that join it too, and the commit only swaps."""
+    manifest = manifest_of(NUM_ELEMENTS, "bfloat16")
+    channel = chaos(random.Random(1))
+    publisher, there = WeightPublisher(channel, manifest), generator(channel, manifest, doubled=True)
+    there.engine.apply = None  # type: ignore[assignment]  # nothing is ever written into what is served
+    flat = torch.zeros(NUM_ELEMENTS)
+    publisher.publish(flat, PolicyVersion(0, 0))
+    assert there.refresh()
+    for step in range(1, 9):
+        served = there.engine.flat
+        before = served.clone()
+        for at in range(1 + step % 3):
+            flat[step + 31 * at :: 300] += 1
+            publisher.publish(flat, PolicyVersion(step, at))
+            there.turn()
+            assert torch.equal(served, before)
+            if step == 5:  # the learner wants its memory back: what was written beside is worth nothing
+                there.stager._staged = None
+                there.turn()
+        assert there.stager.commit() == PolicyVersion(step, step % 3)
+        assert there.engine.flat is not served
+        assert torch.equal(there.engine.flat, flat.bfloat16().float())
+        there.turn()
+    assert len(there.stager.proofs()) == 8
 
 
 def test_two_pushes_staged_are_one_apply(
@@ -323,8 +359,9 @@ def test_pushes_that_never_arrive_end_the_process_with_their_cause(
 # The thread -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [FlatServed, DoubledServed])
 def test_a_thread_stages_beside_the_engine_and_wakes_it(
-    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any
+    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any, shape: type[FlatServed]
 ) -> None:
     import threading
 
@@ -335,7 +372,7 @@ def test_a_thread_stages_beside_the_engine_and_wakes_it(
     channel.wait = lambda timeout_s: (news.wait(timeout_s), news.clear(), None)[2]  # type: ignore[method-assign]
     publisher, engine = WeightPublisher(channel, manifest), generator(channel, manifest).engine
     thread = StagerThread(
-        lambda: Stager(channel, FlatServed(engine, manifest), manifest, wake=woken.set), deadline_s=30
+        lambda: Stager(channel, shape(engine, manifest), manifest, wake=woken.set), deadline_s=30
     )
     flat = torch.zeros(NUM_ELEMENTS)
     for step in range(20):

@@ -219,10 +219,11 @@ class PushConfig(Section):
         description="sequences in flight at a push: go on with the new weights; end first, nothing new starting "
         "meanwhile; are aborted and go on from their prefix",
     )
-    apply: Literal["auto", "copy", "swap"] = Field(
+    apply: Literal["auto", "copy", "swap", "double"] = Field(
         default="auto",
-        description="copy into the engine's weights, or serve from the shared memory itself (shm and float32 only); "
-        "auto: serve where that is possible",
+        description="copy: into the engine's weights, in the pause; swap: serve from the shared memory itself (shm and "
+        "float32 only); double: into a second copy of them, which then takes their place; auto: swap where possible, "
+        "else copy",
     )
     anchor: int = Field(
         default=8, ge=1, description="pushes from one whole state to the next; deltas between (tcp, store)"

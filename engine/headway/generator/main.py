@@ -31,7 +31,7 @@ from headway.stream.keys import DEFAULT_CLIENT
 from headway.stream.waker import Waker
 from headway.telemetry import SplitClock, log_to, watch_parent
 from headway.types import Manifest
-from headway.weights import FlatServed, StagerThread, open_stager
+from headway.weights import DoubledServed, FlatServed, StagerThread, open_stager
 from headway.wire.messages import (
     SCHEMA,
     Bye,
@@ -118,6 +118,7 @@ class GeneratorProcess:
                 insecure=settings.insecure,
             )
             self._loop(stream, beat)
+            beat.stop()  # a beat that came after the Bye would be a stranger's
             if stream.connected:
                 stream.send(Bye(incarnation=self._incarnation, unsent=self._unsent()))
         finally:
@@ -191,11 +192,13 @@ class GeneratorProcess:
             )
         if self._weights is not None:
             self._weights.close()
+        doubled = self._config.push.apply == "double"
+        served = (DoubledServed if doubled else FlatServed)(self._engine, manifest)
         self._weights = StagerThread(
             lambda: open_stager(
                 welcome.weight_channel,
                 self._config,
-                FlatServed(self._engine, manifest),
+                served,
                 manifest,
                 self._run_id,
                 self._waker.wake,

@@ -9,6 +9,7 @@ from headway.weights.channel import (
     Publication,
 )
 from headway.weights.digest import state_digest
+from headway.weights.doubled import DoubledServed
 from headway.weights.open import choose_channel, open_publisher, open_receiver, open_sender, open_stager
 from headway.weights.publisher import Published, WeightPublisher
 from headway.weights.segment import segment_name
@@ -20,6 +21,7 @@ from headway.weights.stager_thread import StagerThread
 __all__ = [
     "ChannelReceiver",
     "ChannelSender",
+    "DoubledServed",
     "FlatServed",
     "Payload",
     "PayloadHeader",

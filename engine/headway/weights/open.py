@@ -60,7 +60,7 @@ def swaps(config: RunConfig) -> bool:
             f"push.apply = 'swap' needs push.channel = 'shm' and push.dtype = 'float32'; this run has "
             f"{choose_channel(config).name!r} and {config.push.dtype!r}: set 'auto' or 'copy'"
         )
-    return possible and config.push.apply != "copy"
+    return possible and config.push.apply in ("auto", "swap")
 
 
 def open_sender(config: RunConfig, manifest: Manifest, run_id: str) -> ChannelSender:

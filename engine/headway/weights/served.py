@@ -60,6 +60,19 @@ class Served(Protocol):
         """Whether a published buffer can be served as it is."""
         ...
 
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` writes a push beside generation, and `write` only puts it in force."""
+        ...
+
+    def prepare(self, deltas: Sequence[Delta], *, more: bool) -> None:
+        """Write the deltas' elements where they are not served yet; `more`: to what was prepared before."""
+        ...
+
+    def settle(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """After a write of what was prepared, whose elements were (start, end): make ready for the next."""
+        ...
+
     def write(self, version: PolicyVersion, deltas: Sequence[Delta]) -> None:
         """Write the deltas' elements, in order, and put `version` in force. Calling it again writes the same."""
         ...
@@ -77,7 +90,19 @@ class Served(Protocol):
         ...
 
 
-class FlatServed:
+class InPlace:
+    """Served weights that a push is written into, nowhere else first."""
+
+    prepares = False
+
+    def prepare(self, deltas: Sequence[Delta], *, more: bool) -> None:
+        """Nothing: `write` does it all."""
+
+    def settle(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Nothing."""
+
+
+class FlatServed(InPlace):
     """Served over a FlatEngine.
 
     Args:
@@ -98,7 +123,7 @@ class FlatServed:
 
         def copy(flat: Tensor) -> PolicyVersion:
             for delta in deltas:
-                _write_flat(delta, flat)
+                write_flat(delta, flat)
             return version
 
         self._engine.apply(copy)
@@ -129,7 +154,8 @@ def is_dense(delta: Delta) -> bool:
     return bool((delta.formats == DENSE).all())
 
 
-def _write_flat(delta: Delta, flat: Tensor) -> None:
+def write_flat(delta: Delta, flat: Tensor) -> None:
+    """Write a delta's elements into a flat buffer of its dtype or fp32."""
     if is_dense(delta):
         # torch's widening copy is one vector loop over all of it; values are in order, so nothing is looked up.
         flat.copy_(torch.from_numpy(delta.payload).view(delta.dtype))
@@ -148,7 +174,7 @@ def _identity(num_elements: int) -> SliceTable:
     return _identities[num_elements]
 
 
-class SlicedServed:
+class SlicedServed(InPlace):
     """Served over tensors of any layout.
 
     Args:

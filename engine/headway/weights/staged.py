@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from headway.errors import WeightError
@@ -15,7 +16,9 @@ from headway.weights.channel import PayloadHeader, PayloadKind
 from headway.weights.digest import StateDigest, payload_digest, tensor_over
 from headway.weights.payload import decode_delta
 from headway.weights.served import published_dtype
-from headway_kernels.weight_delta import Delta, count_blocks
+from headway_kernels.weight_delta import BLOCK_ELEMENTS, Delta, count_blocks, whole
+
+READ_BLOCKS = 8  # read back and digested while they are in the second-level cache
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Staged:
         state: a whole published state, applied first; None when there are only deltas.
         digests: of `state`, as verified. deltas: applied in order after it.
         pins: headers of payloads that lie in the channel's memory.
+        num_prepared: deltas, the whole state counted as one, that are written beside what is served (Served.prepare).
     """
 
     version: PolicyVersion
@@ -43,6 +47,29 @@ class Staged:
     digests: StateDigest | None = None
     deltas: list[Delta] = field(default_factory=list[Delta])
     pins: list[PayloadHeader] = field(default_factory=list[PayloadHeader])
+    num_prepared: int = 0
+
+    def changes(self) -> list[Delta]:
+        """All of it as deltas, in order."""
+        return [*([] if self.state is None else [whole(self.state)]), *self.deltas]
+
+    @property
+    def num_unprepared(self) -> int:
+        """Of `changes`, those that are not prepared yet."""
+        return (self.state is not None) + len(self.deltas) - self.num_prepared
+
+    def stretches(self, num_elements: int) -> list[tuple[int, int, int]]:
+        """Runs of blocks that it changes, at most READ_BLOCKS long: first block, first element, one after the last."""
+        touched = np.full(count_blocks(num_elements), self.state is not None)
+        for delta in self.deltas:
+            touched |= delta.formats != 0
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], touched, [False]]).astype(np.int8))).tolist()
+        found: list[tuple[int, int, int]] = []
+        for first, last in zip(edges[0::2], edges[1::2], strict=True):
+            for start in range(first, last, READ_BLOCKS):
+                end = min(num_elements, min(last, start + READ_BLOCKS) * BLOCK_ELEMENTS)
+                found.append((start, start * BLOCK_ELEMENTS, end))
+        return found
 
 
 class PayloadCheck:

@@ -18,12 +18,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import DeadlineExceeded, MalformedDelta, ShapeError, WeightError
@@ -32,11 +30,9 @@ from headway.weights.channel import ChannelReceiver, PayloadHeader, PayloadKind
 from headway.weights.digest import StateDigest
 from headway.weights.served import Served, published_dtype
 from headway.weights.staged import PayloadCheck, Proof, Staged
-from headway_kernels.weight_delta import BLOCK_ELEMENTS, whole
 
 _log = logging.getLogger(__name__)
 LOOK_S = 0.005
-READ_BLOCKS = 8  # read back and digested while they are in the second-level cache
 BACKOFF_S = (0.01, 0.05, 0.2, 1.0)
 RECOVERABLE = (WeightError, DeadlineExceeded, MalformedDelta, ShapeError)
 MAX_FAILURES = 60  # in a row, about a minute: the process ends with the last one's words
@@ -81,6 +77,7 @@ class Stager:
         self._force = StateDigest(manifest.num_elements, published_dtype(manifest).itemsize)
         self._spare: Tensor | None = None
         self._distrusted = False
+        self._committing = False  # a commit has taken what was staged, and is not through
         self._committed = threading.Event()
         self.num_failures = 0  # payloads given up since the last that was staged
         self.last_failure = ""
@@ -90,7 +87,15 @@ class Stager:
     def staged(self) -> PolicyVersion | None:
         """The version that a commit would put in force now; None if there is none, or the last is unproved."""
         with self._lock:
-            return self._staged.version if self._staged is not None and self._unproved is None else None
+            staged = self._ready()
+            return None if staged is None else staged.version
+
+    def _ready(self) -> Staged | None:
+        """What a commit would take; under the lock."""
+        staged = self._staged
+        if staged is None or self._unproved is not None:
+            return None
+        return None if self._served.prepares and staged.num_unprepared else staged
 
     @property
     def unproved(self) -> bool:
@@ -110,10 +115,10 @@ class Stager:
             WeightError: it failed twice: the weights may be of no version, and must not be served.
         """
         with self._lock:
-            staged = self._staged if self._unproved is None else None
+            staged = self._ready()
             if staged is None:
                 return None
-            self._staged = None
+            self._staged, self._committing = None, True
             self._held, self._held_digest = staged.version, staged.state_digest
         try:
             self._put(staged)
@@ -121,7 +126,8 @@ class Stager:
             _log.warning("applying version %s failed (%s); applying it again", staged.version, error)
             self._put_again(staged)
         with self._lock:
-            self._unproved = staged  # only now: from here on the stager's thread reads the weights
+            # Only now: from here on the stager's thread reads the weights.
+            self._unproved, self._committing = staged, False
         self._committed.set()
         return staged.version
 
@@ -155,8 +161,7 @@ class Stager:
         if self._swap and staged.state is not None and not staged.deltas:
             self._served.swap(staged.version, staged.state)
             return
-        deltas = [] if staged.state is None else [whole(staged.state)]
-        self._served.write(staged.version, [*deltas, *staged.deltas])
+        self._served.write(staged.version, staged.changes())
 
     # The stager's thread --------------------------------------------------------------------------------------
 
@@ -171,7 +176,7 @@ class Stager:
         """
         if self._unproved is not None:
             return self._prove(self._unproved)
-        if self._wanted_back():
+        if self._wanted_back() or self._prepare():
             return True
         held, digest = self._tip()
         try:
@@ -201,6 +206,21 @@ class Stager:
             time.sleep(min(timeout_s, BACKOFF_S[min(self.num_failures, len(BACKOFF_S)) - 1]))
         else:
             self._receiver.wait(timeout_s)
+
+    def _prepare(self) -> bool:
+        """Write what is staged beside what is served, where the engine has room for that."""
+        with self._lock:
+            staged = self._staged
+            if staged is None or not self._served.prepares or self._committing or self._unproved is not None:
+                return False
+            left = staged.num_unprepared
+        if not left:
+            return False
+        self._served.prepare(staged.changes()[staged.num_prepared :], more=staged.num_prepared > 0)
+        with self._lock:
+            staged.num_prepared += left
+        self.wake()
+        return True
 
     def _tip(self) -> tuple[PolicyVersion | None, str]:
         with self._lock:
@@ -299,11 +319,13 @@ class Stager:
     def _prove(self, staged: Staged) -> bool:
         """Read back what was written, and compare; what was swapped in was read where it lies."""
         swapped = self._swap and staged.state is not None and not staged.deltas
+        touched = [] if swapped else staged.stretches(self._manifest.num_elements)
         if swapped:
             assert staged.digests is not None
             self._force = staged.digests
         else:
-            self._read_back(staged)
+            for first, start, end in touched:
+                self._force.read(first, self._served.read(start, end))
         digest = self._force.hex
         if digest != staged.state_digest:
             raise WeightError(
@@ -321,28 +343,9 @@ class Stager:
             self._proofs.append(Proof(staged.version, digest))
             self._unproved = None
         self.wake()
+        self._served.settle([(start, end) for _, start, end in touched])  # before anything else is prepared
         return True
-
-    def _read_back(self, staged: Staged) -> None:
-        num_elements = self._manifest.num_elements
-        if staged.state is not None:
-            touched = np.ones(len(self._force.blocks), np.bool_)
-        else:
-            touched = np.zeros(len(self._force.blocks), np.bool_)
-            for delta in staged.deltas:
-                touched |= delta.formats != 0
-        for first, last in _stretches(touched):
-            start, end = first * BLOCK_ELEMENTS, min(num_elements, last * BLOCK_ELEMENTS)
-            self._force.read(first, self._served.read(start, end))
 
     def close(self) -> None:
         """Close the channel."""
         self._receiver.close()
-
-
-def _stretches(touched: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Runs of touched blocks, at most READ_BLOCKS long, as (first, behind the last)."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], touched, [False]]).astype(np.int8))).tolist()
-    for first, last in zip(edges[0::2], edges[1::2], strict=True):
-        for start in range(first, last, READ_BLOCKS):
-            yield start, min(last, start + READ_BLOCKS)

@@ -9,6 +9,7 @@ import importlib.util
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headway.envs import Completion, RewardResult
 from headway.generate import InferenceEngine
 from headway.generator import Rollout
 from headway.types import PolicyVersion, Sampling, Ticket, Trajectory
-from headway.weights import FlatServed, Served, Stager, WeightPublisher
+from headway.weights import DoubledServed, FlatServed, Served, Stager, WeightPublisher
 
 CHAOS = Path(__file__).parents[2] / "weights" / "chaos.py"
 
@@ -37,7 +38,7 @@ class UnderTest:
     watch: Callable[[Callable[[], None]], None]
 
 
-def torch_engine(versions: Any, **options: Any) -> UnderTest:
+def torch_engine(versions: Any, *, doubled: bool = False, **options: Any) -> UnderTest:
     engine = versions.engine(version=None, **options)
 
     def watch(before: Callable[[], None]) -> None:
@@ -49,10 +50,14 @@ def torch_engine(versions: Any, **options: Any) -> UnderTest:
 
         engine.policy.backbone = watched
 
-    return UnderTest(engine, FlatServed(engine, engine.manifest), watch)
+    served = (DoubledServed if doubled else FlatServed)(engine, engine.manifest)
+    return UnderTest(engine, served, watch)
 
 
-ENGINES: dict[str, Callable[..., UnderTest]] = {"torch": torch_engine}
+ENGINES: dict[str, Callable[..., UnderTest]] = {
+    "torch": torch_engine,
+    "torch doubled": partial(torch_engine, doubled=True),
+}
 
 
 class Rewards:
