@@ -11,11 +11,10 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for lr in options.lr:
         row = measure(options.model, lr, options.updates)
-        where = {"commit": this_commit(), "hardware": msgspec.structs.asdict(this_hardware())}
+        where = {"commit": this_commit(), "hardware": asdict(this_hardware())}
         print(json.dumps({**vars(row), **where, "versions": installed_versions()}), flush=True)
     return 0
 
