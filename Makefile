@@ -117,7 +117,7 @@ rehearse-gpu: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emulated.so
 	@echo "== make: the GPU script, rehearsed on the CPU"
 	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 		HEADWAY_CUDA=$(CURDIR)/$(EMULATED)/libheadway_kernels_cuda_emulated.so \
-		$(BIN)/python -m headway_bench.gpu --rehearse
+		$(BIN)/python -m headway_bench.gpu --rehearse --budget 900
 
 # build/cuda/OP.sm_NN.cubin is what the resource gate reads.
 CUDA_ARCHITECTURES := 80 90 100

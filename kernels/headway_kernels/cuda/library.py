@@ -18,7 +18,7 @@ from torch import Tensor
 import headway_kernels
 from headway_kernels.errors import BackendUnavailable, HeadwayError, ShapeError
 
-ABI = 1  # HEADWAY_CUDA_ABI in csrc/headway_cuda.h
+ABI = 1  # HEADWAY_CUDA_ABI in csrc/cuda/headway_cuda.h
 FILE_NAME = "libheadway_kernels_cuda.so"
 
 

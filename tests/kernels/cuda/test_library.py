@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from headway_kernels import registry
-from headway_kernels.cuda.library import SIGNATURES, Library, library
+from headway_kernels.cuda.library import ABI, SIGNATURES, Library, library
 from headway_kernels.errors import BackendUnavailable
 from headway_kernels.objective import Objective
 from headway_kernels.policy_loss import policy_loss
+
+HEADER = Path(__file__).resolve().parents[3] / "kernels" / "csrc" / "cuda" / "headway_cuda.h"
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +44,16 @@ def compiled(folder: Path, **returns: str) -> Path:
     path = folder / "libfake.so"
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(path)], check=True, timeout=60)
     return path
+
+
+def test_the_header_declares_what_python_calls_under_the_same_number() -> None:
+    header = HEADER.read_text(encoding="utf-8")
+    assert re.findall(r"#define HEADWAY_CUDA_ABI (\d+)", header) == [str(ABI)]
+    declared = re.findall(r"HEADWAY_CUDA_EXPORT [\w *]+?headway_cuda_(\w+)\(([^;]*)\);", header)
+    assert {name for name, _ in declared} == set(SIGNATURES)
+    for name, arguments in declared:
+        count = 0 if arguments.strip() in ("", "void") else arguments.count(",") + 1
+        assert count == len(SIGNATURES[name][1]), name
 
 
 def test_a_call_that_names_cuda_says_why_it_cannot_run(
