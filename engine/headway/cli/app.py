@@ -18,6 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from headway.cli import reporting
 from headway.cli.errors import EXIT_USER_ERROR, report
 from headway.errors import ConfigError, HeadwayError
 
@@ -354,6 +355,9 @@ def export(
     typer.echo(export_weights(run, target, checkpoint, masters))
     return 0
 
+
+app.command()(reporting.report)
+app.command()(reporting.watch)
 
 keys_app = typer.Typer(help="Keys for generators on other machines (docs/security.md).", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
