@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from head_oracle import HEADS, MASKS, Problem, assert_near, check, make_problem, oracle_loss, oracle_rows, run
+from head_oracle import HEADS, MASKS, Problem, check, make_problem, oracle_rows, run
 from policy_oracle import CORRECTED, OBJECTIVES, label
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway_kernels import head
+from headway_kernels import head, registry
 from headway_kernels.errors import BackendUnavailable, NumericsError, ShapeError, UnsupportedOption
 from headway_kernels.objective import Objective
 
@@ -40,14 +40,14 @@ def check_terms(options: dict[str, Any], terms: Sequence[tuple[str, str, float]]
 
 @pytest.mark.parametrize("index", range(len(ROWS)), ids=lambda index: label(ROWS[index]))
 def test_combinations_have_the_gradients_of_autograd(index: int) -> None:
-    """B7: every row of the table with a diagonal of masks, KL and entropy terms; all of them in the slow suite."""
+    """Every row of the table with a diagonal of masks, KL and entropy terms; all of them in the slow suite."""
     check_terms(ROWS[index], TERMS[index % 9 :: 9])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ROWS, ids=label)
 def test_every_combination_has_the_gradients_of_autograd(options: dict[str, Any]) -> None:
-    """B7: the full cross of options, fused against plain."""
+    """The full cross of options, fused against plain."""
     check_terms(options, TERMS)
 
 
@@ -65,7 +65,7 @@ def test_every_head_has_the_gradients_of_autograd(head: str, options: dict[str, 
     terms = itertools.product(MASKS, (0.0, 0.05))
     for (mask, entropy_coef), rows in zip(terms, itertools.cycle((1, 4, 100))):
         chosen = {**options, "kl": "k3", "kl_coef": 0.1, "entropy_coef": entropy_coef}
-        check(make_problem(head=head, mask=mask), chosen, rel=3e-5, chunk_rows=rows)
+        check(make_problem(head=head, mask=mask), chosen, rel=1e-5, chunk_rows=rows)
 
 
 def test_in_fp64_the_gradients_are_exact() -> None:
@@ -79,13 +79,13 @@ def test_in_fp64_the_gradients_are_exact() -> None:
 SIZES = (
     (1, 3, 8), (7, 17, 65), (127, 1, 64), (128, 17, 8), (129, 129, 65), (255, 3, 256), (257, 17, 64),
     (1023, 129, 8), (1025, 3, 65), (32000, 17, 8), (50257, 3, 64), (65537, 1, 8), (129920, 3, 8),
-    (151936, 3, 8), (262145, 1, 8),
+    (151936, 3, 8), (256000, 1, 8), (262145, 1, 8),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("V", "T", "H"), SIZES)
 def test_any_vocabulary_with_targets_at_both_ends(V: int, T: int, H: int) -> None:
-    """A3: every real logit is near -60, so that a padded column at 0 would dominate."""
+    """Every real logit is near -60, so that a padded column at 0 would dominate."""
     problem = make_problem(T=T, V=V, H=H, head="bias")
     problem.bias = torch.full((V,), -60.0)
     problem.target[0] = V - 1
@@ -107,13 +107,13 @@ def test_any_vocabulary_with_targets_at_both_ends(V: int, T: int, H: int) -> Non
 
 # Rows: one, an odd few, one more than a vector register, one more than a power of two. Hidden: below, at and above a
 # cache line of fp32, and a power of two.
-GRID_V = (1, 7, 127, 128, 129, 255, 257, 1023, 1025, 32000, 50257, 65537, 129920, 151936)
+GRID_V = (1, 7, 127, 128, 129, 255, 257, 1023, 1025, 32000, 50257, 65537, 129920, 151936, 256000, 262145)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("V", GRID_V)
 def test_every_size_of_the_grid(V: int) -> None:
-    """A3: all of T x H at every vocabulary, targets in the first and the last column."""
+    """All of T x H at every vocabulary, targets in the first and the last column."""
     for T, H in itertools.product((1, 3, 17, 129), (8, 64, 65, 256)):
         if T * H * V > 17 * 65 * 151936:
             continue  # the fp64 oracle alone would take a minute; the sizes are covered one by one
@@ -124,25 +124,8 @@ def test_every_size_of_the_grid(V: int) -> None:
         check(problem, {"name": "cispo", "cap": 0.95}, rel=1e-5, chunk_rows=5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("peak", [1.0, 30.0, 300.0])
-def test_scores_are_exact_to_fp32_however_peaked(dtype: torch.dtype, peak: float) -> None:
-    """A8: within 1e-5 max(1, |z|max) of fp64 over the same inputs, entropy too."""
-    problem = make_problem(T=17, V=1025, H=64, head="mixed")
-    problem.x = (problem.x * peak / 8).to(dtype)
-    problem.weight = problem.weight.to(dtype)
-    logits = problem.x.double() @ problem.weight.double().T * problem.inv_temperature.double()[:, None]
-    problem.target[::2] = logits.argmax(1)[::2]
-    logp, entropy = (tensor.detach() for tensor in oracle_rows(problem))
-    bound = 1e-5 * max(1.0, float(logits.abs().max()))
-    out = head_logp(problem.x, problem.weight, problem.target, inv_temperature=problem.inv_temperature)
-    assert float((out.logp.double() - logp).abs().max()) <= bound
-    assert float((out.entropy.double() - entropy).abs().max()) <= bound
-    assert float((out.logsumexp.double() - torch.logsumexp(logits, 1)).abs().max()) <= bound
-
-
 def test_a_row_s_scores_are_the_same_alone_and_in_any_batch() -> None:
-    """A14: within 1e-6 where a vendor's matrix product is used."""
+    """Within 1e-6 where a vendor's matrix product is used."""
     problem = make_problem(T=17, V=1025, H=65, head="all")
     rows = {"inv_temperature": problem.inv_temperature, **problem.head()}
     whole = head_logp(problem.x, problem.weight, problem.target, **rows)
@@ -183,101 +166,12 @@ def test_offsets_beyond_2_to_the_31_are_not_truncated(tmp_path: Path) -> None:
     assert torch.equal(far_grad, near_grad)
 
 
-@pytest.mark.parametrize("V", [32000, 65537, 65536])
-@pytest.mark.parametrize("softcap", [1.0, 30.0])
-def test_softcap_leaves_no_mass_outside_the_vocabulary(V: int, softcap: float) -> None:
-    """A4."""
-    problem = make_problem(T=3, V=V)
-    problem.softcap = softcap
-    problem.bias = torch.full((V,), -200.0)
-    problem.behaviour = oracle_rows(problem)[0].detach().float()
-    check(problem, {"name": "grpo"}, rel=3e-5, chunk_rows=2)
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 7, 64])
-def test_token_weights_enter_before_the_projection_whatever_the_chunk_count(chunks: int) -> None:
-    """A5, in fp32."""
-    problem = make_problem(T=64, V=257, H=16, mask="negative")
-    check(problem, {"name": "cispo"}, rel=1e-5, chunk_rows=-(-64 // chunks))
-
-
-def test_bf16_inputs_accumulate_in_fp32() -> None:
-    """A5 and A8: gradients within two bf16 units of the fp64 result, log-probs at fp32 accuracy."""
-    problem = make_problem(T=64, V=257, H=64, mask="negative", dtype=torch.bfloat16)
-    for name in ("behaviour", "advantage"):
-        setattr(problem, name, getattr(problem, name).float())
-    loss, (x, weight, _) = oracle_loss(problem, Objective(), use_proximal=False)
-    loss.backward()
-    out, weight_grad, _ = run(problem, Objective(), chunk_bytes=257 * 4 * 9)
-    assert out.x_grad.dtype is torch.bfloat16
-    assert x.grad is not None
-    assert ((out.x_grad.double() - x.grad).abs() <= 2**-7 * x.grad.abs() + 1e-7).all()
-    assert_near(weight_grad, weight.grad, 1e-5)
-    torch.testing.assert_close(out.logp.double(), oracle_rows(problem)[0].detach(), rtol=1e-5, atol=1e-5)
-
-
-def test_a_confident_token_keeps_its_small_gradient() -> None:
-    """A6: p(target) = 0.9995 in bf16; the gradient of the target's logit is 5e-4, not 0."""
-    weight = torch.zeros(16, 4, dtype=torch.bfloat16)
-    weight[3, 0] = 1.0
-    gap = math.log(0.9995 / 0.0005 * 15)
-    x = torch.tensor([[gap, 0, 0, 0]], dtype=torch.bfloat16)
-    miss = 15 / (15 + math.exp(float(x[0, 0])))
-    weight_grad, one = torch.zeros(16, 4), torch.ones(1)
-    head_loss_step(
-        x, weight, torch.tensor([3]), inv_temperature=one, behaviour=torch.tensor([math.log1p(-miss)]),
-        advantage=-one, token_weight=one, segments=None, objective=Objective(), weight_grad=weight_grad,
-    )  # fmt: skip
-    assert miss == pytest.approx(5e-4, rel=0.05)
-    assert float(weight_grad[3, 0]) == pytest.approx(miss * float(x[0, 0]), rel=1e-5)
-
-
-def test_extreme_ratios_and_masked_tokens_stay_finite() -> None:
-    """A1: masked tokens contribute exactly 0, and a guard that is not needed changes no bit."""
-    problem = make_problem(T=5)
-    logp = oracle_rows(problem)[0].detach().float()
-    problem.behaviour = logp + torch.tensor([-89.0, -89.0, -89.0, 89.0, 0.0])
-    problem.advantage = torch.tensor([1.0, 0.0, 1.0, -1.0, 1.0])
-    problem.token_weight = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
-    for options in OBJECTIVES:
-        objective = Objective(**{k: v for k, v in options.items() if k != "proximal"})
-        out, weight_grad, _ = run(problem, objective)
-        assert math.isfinite(float(out.loss))
-        assert torch.isfinite(out.x_grad).all()
-        assert torch.isfinite(weight_grad).all()
-        assert (out.x_grad[2] == 0).all()
-        assert out.stats.log_ratio_max == pytest.approx(89.0, rel=1e-5)
-
-
-def test_a_masked_row_that_is_not_finite_reaches_nothing() -> None:
-    problem = make_problem(mask="some")
-    clean, clean_grad, _ = run(problem, Objective())
-    problem.x[0], problem.behaviour[3], problem.advantage[6] = torch.nan, torch.inf, torch.nan
-    dirty, dirty_grad, _ = run(problem, Objective())
-    assert torch.equal(clean.loss, dirty.loss)
-    assert torch.equal(clean.x_grad, dirty.x_grad)
-    assert torch.equal(clean_grad, dirty_grad)
-    assert dirty.stats.entropy == clean.stats.entropy
-
-
 @pytest.mark.parametrize("name", ["behaviour", "advantage", "x"])
 def test_a_value_that_is_not_finite_names_its_token(name: str) -> None:
     problem = make_problem()
     getattr(problem, name)[7] = torch.nan
     with pytest.raises(NumericsError, match="token 7 "):
         run(problem, Objective(), chunk_bytes=33 * 4 * 3)
-
-
-def test_nothing_to_train_has_no_loss_and_gradients_of_exactly_zero() -> None:
-    for head_name in ("plain", "all"):
-        problem = make_problem(head=head_name)
-        problem.token_weight.zero_()
-        for objective in (Objective(), Objective("gspo"), Objective(entropy_coef=0.1)):
-            out, weight_grad, _ = run(problem, objective)
-            assert float(out.loss) == 0.0
-            assert not out.x_grad.any()
-            assert not weight_grad.any()
-            assert (out.stats.num_tokens, out.stats.masked_share) == (0, 1.0)
 
 
 def test_an_empty_row_is_a_loss_of_zero() -> None:
@@ -349,7 +243,7 @@ def repeat_rows(problem: Problem, T: int) -> None:
 
 @pytest.mark.parametrize("options", [{"entropy_coef": 0.01}, {"name": "gspo"}, {"name": "m2po"}], ids=str)
 def test_no_tensor_of_half_the_logits_ever_exists(options: dict[str, Any]) -> None:
-    """G1: also with masked rows, whose chunks are compacted, and rows that outgrow a chunk."""
+    """Also with masked rows, whose chunks are compacted, and rows that outgrow a chunk."""
     T, V = 1024, 16000
     problem = make_problem(T=64, V=V, H=4)
     repeat_rows(problem, T)
@@ -367,44 +261,64 @@ import resource, sys, torch
 sys.path[:0] = {paths!r}
 from headway_kernels.head import head_loss_step
 from headway_kernels.objective import Objective
+from torch.utils._python_dispatch import TorchDispatchMode
 T, V, H = {T}, 151936, 256
+
+class NoLargeTensor(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {{}}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor) and T >= 8192:
+                assert tensor.numel() < T * V // 2, (func, tensor.shape)
+        return out
+
 torch.manual_seed(0)
 x, weight, grad = torch.randn(T, H), torch.randn(V, H), torch.zeros(V, H)
 noise = torch.randn(T)
 rows = dict(
     inv_temperature=torch.ones(T), behaviour=noise - 20, advantage=noise, token_weight=torch.ones(T) / T,
-    segments=None, weight_grad=grad,
+    segments=None, weight_grad=grad, backend={backend!r},
 )
 grad.fill_(0)
+target = torch.randint(0, V, (T,))
+
+def step(x, weight, target, chunk_bytes, **rows):
+    return head_loss_step(x, weight, target, objective=Objective("grpo"), chunk_bytes=chunk_bytes, **rows)
+
+with NoLargeTensor():  # torch loads a good deal the first time that a mode watches these operations
+    few = {{name: value[:9] if hasattr(value, "dim") else value for name, value in rows.items()}}
+    step(x[:9], weight[:33], target[:9] % 33, 999, **few | {{"weight_grad": torch.zeros(33, H)}})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-out = head_loss_step(
-    x, weight, torch.randint(0, V, (T,)), objective=Objective("grpo"), chunk_bytes={chunk},
-    backend="reference", **rows
-)
+with NoLargeTensor():
+    out = step(x, weight, target, {chunk}, **rows)
 assert torch.isfinite(out.loss)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def peak_kib(T: int, chunk: int) -> int:
-    """Memory that a step adds to a fresh process, dL/dx included; dL/dweight is the caller's."""
-    program = PEAK.format(paths=sys.path, T=T, chunk=chunk)
+def peak_bytes(T: int, chunk: int, backend: str) -> int:
+    """Memory that a step adds to a fresh process, dL/dx included; dL/dweight is there before."""
+    program = PEAK.format(paths=sys.path, T=T, chunk=chunk, backend=backend)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return int(done.stdout) << 10
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_peak_memory_is_the_chunk_and_the_gradients_whatever_t_is() -> None:
-    """G1 at V = 151,936, H = 256: chunk budget + gradients + 5 %, at T = 8192 as at 864."""
-    chunk, gradients = 256 << 20, 151936 * 256 * 4
-    few, many = peak_kib(864, chunk), peak_kib(8192, chunk)  # two and nineteen chunks of 432 rows
-    x_grad = 8192 * 256 * 4
-    assert many * 1024 <= 1.05 * (chunk + gradients + x_grad)
-    assert (many - few) * 1024 <= x_grad + 0.05 * chunk
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_peak_memory_is_the_chunk_and_the_gradients_whatever_t_is(backend: str) -> None:
+    """At V = 151,936, H = 256: chunk budget + gradients + 5 %, at T = 8192 as at 864; no tensor of T V / 2."""
+    if registry.available("head_loss_step")[backend]:
+        pytest.skip(registry.available("head_loss_step")[backend])
+    chunk, weight_grad, x_grad = 256 << 20, 151936 * 256 * 4, 8192 * 256 * 4
+    few, many = (peak_bytes(T, chunk, backend) for T in (864, 8192))  # two and nineteen chunks of 432 rows
+    allowed = 1.05 * (chunk + weight_grad + x_grad)
+    print(f"{backend}: chunk and gradients + {many + weight_grad - allowed / 1.05:,.0f} bytes at T = 8192")
+    assert weight_grad + many <= allowed
+    assert many - few <= x_grad + 0.05 * chunk
 
 
 def test_two_calls_agree_bit_for_bit() -> None:
