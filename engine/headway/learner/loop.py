@@ -23,7 +23,7 @@ from headway.learner.intake import Intake
 from headway.learner.publisher import NO_PUSH, Publisher, PushStats
 from headway.learner.records import Recorder
 from headway.telemetry import SplitClock
-from headway.trainer import StepStats, Trainer, check_agreement
+from headway.trainer import Agreement, StepStats, Trainer
 from headway.types import PolicyVersion, StepRecord
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class LearnerLoop:
         stopping: Callable[[], str],
         note: Callable[[str], None],
     ) -> None:
-        self.version = self._start = start
+        self.version = start
         self._config = config
         self._intake = intake
         self._trainer = trainer
@@ -69,6 +69,7 @@ class LearnerLoop:
         self._stopping = stopping
         self._note = note
         self._rewards = RewardWatch()
+        self._agreement = Agreement()
 
     def run(self) -> str:
         """Train; returns why it ended before its last step, "" if it did not.
@@ -104,8 +105,7 @@ class LearnerLoop:
             self._observe(record)
         self._checkpoints.row(record)
         self._emit(record)
-        if consumed == self._start:
-            check_agreement(stats.policy, record.lag_max)
+        self._agreement.check(stats.policy, record.lag_max, consumed.step)
         warning = self._rewards.observe(record.reward, record.reward_std)
         if warning:
             self._note(warning)

@@ -29,7 +29,7 @@ from headway.learner.publisher import NO_PUSH, PushInterval, PushStats
 from headway.learner.resume import resume_desk, resume_parts, resume_rows
 from headway.model import Policy, save_policy
 from headway.telemetry import SplitClock
-from headway.trainer import check_agreement
+from headway.trainer import Agreement
 from headway.types import LearnerStatus, PolicyVersion, StepRecord
 from headway.weights import Proof, state_digest
 from headway.wire.messages import SCHEMA, Cancel, DataMessage, Grant, Hello, Welcome
@@ -148,6 +148,7 @@ class SerialRun:
             contextlib.nullcontext(), note,
         )  # fmt: skip
         self.version = self.attempt.version
+        self._agreement = Agreement()
         self.rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
         self._publish()
 
@@ -239,8 +240,7 @@ class SerialRun:
         record = self.recorder.step(groups, consumed, self.version, stats, push, blocked_s)
         self.settings.observe(record)
         self.checkpoints.row(record)
-        if consumed == self.attempt.version:
-            check_agreement(stats.policy, record.lag_max)
+        self._agreement.check(stats.policy, record.lag_max, consumed.step)
         return record
 
     def _publish(self) -> PushStats:

@@ -1,12 +1,13 @@
 """The learning step."""
 
-from headway.trainer.agreement import check_agreement
+from headway.trainer.agreement import Agreement
 from headway.trainer.batch import LossRow, TrainBatch, prepare
 from headway.trainer.optimizer import FlatOptimizer, FlatState, UpdateResult
 from headway.trainer.schedule import learning_rate
 from headway.trainer.trainer import StepStats, Trainer, TrainerState, score_row
 
 __all__ = [
+    "Agreement",
     "FlatOptimizer",
     "FlatState",
     "LossRow",
@@ -15,7 +16,6 @@ __all__ = [
     "Trainer",
     "TrainerState",
     "UpdateResult",
-    "check_agreement",
     "learning_rate",
     "prepare",
     "score_row",
