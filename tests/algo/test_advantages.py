@@ -56,7 +56,7 @@ def oracle(rewards: list[float], groups: list[int], mode: str) -> list[float]:
 def test_any_batch_matches_the_definition_in_any_order(
     batch: list[tuple[int, float]], mode: AdvantageMode, random: Any
 ) -> None:
-    """B10: computed by group id; the order of arrival changes no bit."""
+    """Computed by group id; the order of arrival changes no bit."""
     groups, rewards = [group for group, _ in batch], [reward for _, reward in batch]
     straight = group_advantages(rewards, groups, mode=mode)
     np.testing.assert_allclose(straight.values, oracle(rewards, groups, mode), rtol=1e-9, atol=1e-9)
@@ -70,7 +70,7 @@ def test_any_batch_matches_the_definition_in_any_order(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_group_without_spread_has_advantages_of_exactly_zero(mode: AdvantageMode) -> None:
-    """B9: also where the spread is rounding, which a naive std turns into 1.7."""
+    """Also where the spread is rounding, which a naive std turns into 1.7."""
     for rewards in ([1.0, 1, 1, 1], [1.0, 1, 1, 1 + 1e-9], [0.1 + 0.2, 0.3], [1e6, 1e6 + 1e-3]):
         result = group_advantages(rewards, [5] * len(rewards), mode=mode)
         assert (result.values == 0).all()
@@ -80,7 +80,7 @@ def test_a_group_without_spread_has_advantages_of_exactly_zero(mode: AdvantageMo
 
 
 def test_members_without_a_finite_reward_are_dropped_and_counted() -> None:
-    """B9: [1, nan, 0, 1] is normalised over three; all-nan and single groups are dropped."""
+    """[1, nan, 0, 1] is normalised over three; all-nan and single groups are dropped."""
     rewards = [1.0, math.nan, 0.0, 1.0, math.nan, math.nan, 7.0, math.inf, -math.inf, 2.0, 4.0]
     groups = [1, 1, 1, 1, 2, 2, 3, 4, 4, 4, 4]
     result = group_advantages(rewards, groups, mode="group")

@@ -157,7 +157,7 @@ def test_inputs_from_the_learner_s_scores_do_not_depend_on_the_rows(
     monkeypatch: pytest.MonkeyPatch,
     objective: str,
 ) -> None:
-    """B6: m2po's mask is of the whole step; one row and several give the same gradient and statistics."""
+    """M2po's mask is of the whole step; one row and several give the same gradient and statistics."""
     gradients, statistics = [], []
     for tokens_per_row in (4096, 64):
         each = bench(algo={"objective": objective}, batch={"tokens_per_row": tokens_per_row})
@@ -192,7 +192,6 @@ def test_decoupled_ppo_clips_against_a_policy_one_step_after_the_generator_s(
 def test_a_batch_that_is_rejected_whole_makes_no_update_and_says_so(
     bench: Callable[..., Any], groups_of: Callable[..., list[Group]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B2."""
     each = bench(algo={"objective": "grpo", "correction": "mis", "correction_cap": 1e-6})
     before = each.policy.flat.clone()
     stats = each.trainer.step(groups_of(LENGTHS), 1)
