@@ -24,7 +24,7 @@ from headway_bench.shaped.shape import Shape, ShapeFile, read_shape
 _log = logging.getLogger(__name__)
 
 
-BACK_TO_BACK_S = 0.01  # a decode step that comes so soon after another was queued behind it
+MOST_BEHIND_S = 0.1  # what a host that is late may catch up
 
 
 class Pace:
@@ -32,28 +32,26 @@ class Pace:
 
     Attributes:
         late_s, total_s: time beyond the durations asked for, and all of them together.
+        busy: more work stands in the queue, so the next piece begins where this one ends, as on a device whose host
+            works ahead; a host that is late for one piece may catch up with the next.
     """
 
     def __init__(self) -> None:
         self.late_s = self.total_s = 0.0
-        self._ended_s = -1.0
+        self.busy = False
+        self._ended_s = 0.0
 
-    def stretch(self, began_s: float, seconds: float, *, queued: bool = False) -> None:
-        """Sleep until `seconds` after `began_s`.
-
-        Args:
-            queued: as on a device whose host works ahead, what comes right after other work begins at its end.
-        """
-        if queued and began_s - self._ended_s < BACK_TO_BACK_S:
-            began_s = self._ended_s
-        left = began_s + seconds - time.perf_counter()
+    def stretch(self, began_s: float, seconds: float) -> None:
+        """Sleep until `seconds` after `began_s`, or after the end of the work before it."""
+        if self.busy:
+            began_s = max(min(self._ended_s, began_s), began_s - MOST_BEHIND_S)
+        self._ended_s = began_s + seconds
         self.total_s += seconds
+        left = self._ended_s - time.perf_counter()
         if left > 0:
             time.sleep(left)
-            self._ended_s = began_s + seconds
         else:
             self.late_s -= left
-            self._ended_s = time.perf_counter()
 
     def report(self) -> None:
         """One line in the process's log."""
@@ -95,14 +93,15 @@ def shape_generator(shape: Shape, pace: Pace) -> None:
         finished = step(self)
         running = self.num_running + len(finished)
         if running:
-            pace.stretch(began_s, shape.decode(running), queued=True)
+            pace.stretch(began_s, shape.decode(running))
+        pace.busy = self.num_running + self.num_waiting > 0
         return finished
 
     def slow_commit(self: StagerThread) -> Any:
         began_s = time.perf_counter()
         version = commit(self)
         if version is not None:
-            pace.stretch(began_s, shape.apply, queued=True)
+            pace.stretch(began_s, shape.apply)
         return version
 
     TorchEngine.step, StagerThread.commit = slow_step, slow_commit
@@ -119,7 +118,9 @@ def shape_learner(shape: Shape, pace: Pace) -> None:
     def slow_step(self: Trainer, groups: Any, step: int) -> Any:
         began_s = time.perf_counter()
         stats = train(self, groups, step)
-        pace.stretch(began_s, shape.train(stats.batch.num_forwarded))
+        # As the planner counts: what a tiny vocabulary lets completions share is no property of the shape.
+        num_tokens = sum(group.num_tokens + len(group.ticket.prompt_ids) for group in groups)
+        pace.stretch(began_s, shape.train(num_tokens))
         return stats
 
     def slow_publish(self: Publisher, *arguments: Any, **named: Any) -> Any:

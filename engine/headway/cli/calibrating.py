@@ -112,7 +112,7 @@ def describe(rates: Rates) -> list[str]:
         f"decode step: {1e3 * fast:.2f} ms with {least:.0f} sequences, {1e3 * slow:.2f} ms with {most:.0f}",
         f"prefill: {1e3 * rates.prefill(1000):.1f} ms for 1,000 tokens",
         f"update: {1e3 * rates.train(0):.1f} ms, and {1e3 * (rates.train(1000) - rates.train(0)):.1f} ms "
-        "for each 1,000 tokens forwarded",
+        "for each 1,000 tokens",
         f"push of {rates.push_bytes:,} bytes: learner {1e3 * rates.publish(rates.push_bytes):.2f} ms, "
         f"generator {1e3 * rates.apply(rates.push_bytes):.2f} ms",
         f"reward: {1e3 * statistics.median(rates.reward):.2f} ms",

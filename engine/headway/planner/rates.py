@@ -58,7 +58,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         hardware, model: that it was measured on, for people; versions: of the libraries.
         decode: seconds of a decode step by sequences that run in one generator.
         prefill: seconds that the generator needs to forward so many prompt tokens.
-        train: seconds of an optimizer step by forwarded tokens (a group's prompt counts once).
+        train: seconds of an optimizer step by tokens, sampled ones and each group's prompt once.
         publish: seconds that the learner stands still for a push; stage: from there until a generator has it
             ready beside decoding; apply: seconds that its decoding pauses. By bytes pushed.
         push_bytes: of one push at the recipe's dtype.

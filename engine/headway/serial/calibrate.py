@@ -31,7 +31,8 @@ class Measurements:
     Attributes:
         decode: seconds of the turns without a prefill, by running sequences.
         prefill: (prompt tokens, seconds beyond the decode step) of the turns with one.
-        train: (forwarded tokens, seconds) of the updates.
+        train: (sampled tokens and one prompt a group, seconds) of the updates; what completions share of their
+            beginnings is in the seconds.
         publish_s, apply_s: of a push of push_bytes; reward: latencies.
         lengths: of each group; prompt_tokens: of each prompt; num_flat: groups whose members earned the same.
     """
@@ -204,5 +205,6 @@ class Calibration:
 
     def _update(self, groups: Sequence[Group]) -> tuple[int, float]:
         began_s = time.perf_counter()
-        stats = self._parts.trainer.step(groups, 1)
-        return stats.batch.num_forwarded, time.perf_counter() - began_s
+        self._parts.trainer.step(groups, 1)
+        seconds = time.perf_counter() - began_s
+        return sum(group.num_tokens + len(group.ticket.prompt_ids) for group in groups), seconds
