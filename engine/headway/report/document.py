@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
 from headway.launch.closing import bottleneck, closing_lines
@@ -43,13 +42,8 @@ class Document(TypedDict):
     tables: list[Table]
 
 
-def document(data: RunData, more: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Document:
-    """What a run did.
-
-    Args:
-        more: figures with x and y of their own; tables: likewise, after the rows' own (see
-            headway.report.trajectories).
-    """
+def document(data: RunData) -> Document:
+    """What a run did."""
     table = columns(data.steps)
     return Document(
         name=printable(data.config.name),
@@ -59,8 +53,8 @@ def document(data: RunData, more: Sequence[Figure] = (), tables: Sequence[Table]
         what_if=one_more_generator(data.status, _generators(data)),
         columns=table,
         bins=bins(table),
-        figures=[*figures(table), *more],
-        tables=[_time(data.status), _changes(data), _skipped(data), *tables],
+        figures=figures(table),
+        tables=[_time(data.status), _changes(data), _skipped(data)],
     )
 
 

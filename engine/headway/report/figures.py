@@ -93,7 +93,8 @@ def _lag(names: Collection[str]) -> Figure:
     lags = [lag for lag in range(MAX_LAGS) if f"lag.{lag}" in names]
     labels = {lag: f"lag {lag}" + (" and more" if lag == MAX_LAGS - 1 else "") for lag in lags}
     return _figure(
-        "lag", "Lag histogram over time", "Share of the trained tokens by their lag in optimizer steps.",
+        "lag", "Lag histogram over time",
+        "Share of the trained tokens by their lag in optimizer steps, over stretches of updates.",
         [_stack(f"lag.{lag}", labels[lag], percent=True) for lag in lags],
         {"yaxis": {"ticksuffix": " %", "range": [0, 100]}},
     )  # fmt: skip

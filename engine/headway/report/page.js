@@ -47,7 +47,7 @@
     for (const figure of current.figures) {
       const own = figure.traces.some((trace) => trace.x);
       const layout = {
-        margin: { l: 55, r: 55, t: 10, b: 40 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "x unified",
+        margin: { l: 55, r: 55, t: 10, b: 40 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "x unified", showlegend: true,
         uirevision: axis, xaxis: own ? {} : { title: { text: axes[axis] } }, ...structuredClone(figure.layout),
       };
       const traces = figure.traces.map((trace) => resolve(trace, axis));
