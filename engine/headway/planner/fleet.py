@@ -72,7 +72,9 @@ class SimulatedGenerator:
         self._look_up(now)
 
     def stage(self, now: float, step: int) -> None:
-        """Weights of `step` are ready beside what is served."""
+        """Weights of `step` are ready beside what is served; of no use to one that came back with newer ones."""
+        if step <= self.serving:
+            return
         self._staged = step
         self._look_up(now)
 
