@@ -330,6 +330,28 @@ def test_a_generator_that_says_goodbye_gives_its_tickets_back(office: MakeOffice
     assert place.check()["dropped.generator_lost"] == len(held)
 
 
+def test_a_beat_after_the_goodbye_is_not_told_that_its_generator_was_lost(
+    office: MakeOffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = office()
+    generator, stranger = place.generator().join(), place.generator(1)
+    generator.say(Bye(incarnation=generator.incarnation, unsent=0))
+    place.desk.outbox.clear()
+    generator.beat()
+    assert not place.desk.outbox
+    assert not place.desk.refused
+    stranger.beat()
+    assert [type(message) for _, message in place.desk.outbox] == [Refused]
+    assert place.desk.refused == {"unknown": 1}
+    monkeypatch.setattr("headway.learner.desk.MAX_LEFT", 2)
+    for life in range(3):  # those that left longest ago are forgotten, so that memory is bounded
+        other = place.generator(2, life).join()
+        other.say(Bye(incarnation=other.incarnation, unsent=0))
+    place.desk.outbox.clear()
+    generator.beat()
+    assert place.desk.refused == {"unknown": 2}
+
+
 def test_tokens_that_died_with_a_generator_are_counted_from_its_last_heartbeat(office: MakeOffice) -> None:
     place = office()
     generator = place.generator().join()

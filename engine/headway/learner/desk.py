@@ -53,6 +53,7 @@ from headway.wire.messages import (
 
 _log = logging.getLogger(__name__)
 LEFT = "left"
+MAX_LEFT = 1024
 
 
 class Desk:
@@ -83,6 +84,8 @@ class Desk:
         gate.ledger.on_drop = self.chronicle.ended
         self.buffer = Buffer(gate, clock)
         self.outbox: deque[tuple[bytes, DataMessage]] = deque()
+        self.refused: Counter[str] = Counter()
+        """Valid messages that were not taken in, by reason: "run", "schema", and "unknown", from no live generator."""
         self.first_ticket_s: float | None = None
         self._config = config
         self._run_id = run_id
@@ -92,6 +95,7 @@ class Desk:
         self._on_lost = on_lost
         self._clock = clock
         self._peers: dict[bytes, Peer] = {}
+        self._left: dict[bytes, None] = {}  # said Bye; those that did so last
         self._liveness = LivenessMonitor(config.stream.heartbeat_s, config.stream.rollout_deadline_s)
         self._judge = GroupJudge(config)
         self._deadlines: dict[int, tuple[float, bytes]] = {}
@@ -158,6 +162,9 @@ class Desk:
             return
         peer = self._peers.get(address)
         if peer is None:  # given up, or never introduced: what it holds is gone for us
+            if address in self._left and isinstance(message, Heartbeat):
+                return  # sent before its Bye, on the other socket: it is not lost, and nobody waits for an answer
+            self.refused["unknown"] += 1
             if isinstance(message, Trajectories):
                 self.arrivals.refuse(address.decode(errors="replace"), message)
             if isinstance(message, (Trajectories, Heartbeat)):
@@ -180,12 +187,14 @@ class Desk:
                 pass
 
     def _on_hello(self, address: bytes, hello: Hello) -> None:
-        fault = ""
+        reason, fault = "", ""
         if hello.run_id != self._run_id:
-            fault = f"this is run {self._run_id}, you belong to {hello.run_id}"
+            reason, fault = "run", f"this is run {self._run_id}, you belong to {hello.run_id[:80]}"
         elif hello.schema != SCHEMA:
+            reason = "schema"
             fault = f"wire schema {hello.schema} is not {SCHEMA}; install the same version of headway"
         if fault:
+            self.refused[reason] += 1
             self.outbox.append((address, Refused(reason=fault)))
             return
         for other in [p for p in self._peers.values() if p.index == hello.generator and p.address != address]:
@@ -212,6 +221,9 @@ class Desk:
             self._prompts.give_back(TokenisedPrompt(ticket.prompt_index, ticket.prompt_ids))
         self._lost_split = add(self._lost_split, peer.take_lap())
         if why == LEFT:
+            self._left[peer.address] = None
+            if len(self._left) > MAX_LEFT:
+                del self._left[next(iter(self._left))]
             _log.info("generator %d left", peer.index)
         else:
             self._on_lost(peer.index, peer.pid, why)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from headway.buffer import Group
@@ -72,6 +73,14 @@ class Intake:
         """Held by whoever looks at the desk."""
         return self._changed
 
+    @property
+    def rejected(self) -> Counter[str]:
+        """Messages dropped so far, by reason: no valid message, or from nobody that belongs to the run."""
+        with self._changed:
+            # The socket's thread may count meanwhile: copied whole, not while it grows.
+            invalid = {} if self._socket is None else dict(self._socket.rejected)
+            return Counter(invalid) + self.desk.refused
+
     def take(self, interrupted: Callable[[], bool]) -> list[Group]:
         """The next batch; empty when the prompts are used up and nothing is left, or when interrupted.
 
@@ -114,6 +123,9 @@ class Intake:
         self._closing.set()
         self._wake()
         self._thread.join(STOP_GRACE_S + 2.0)
+        if rejected := self.rejected:
+            told = ", ".join(f"{reason} {num}" for reason, num in sorted(rejected.items()))
+            _log.warning("%d messages from peers were dropped: %s", rejected.total(), told)
 
     def _wake(self) -> None:
         if self._socket is not None and self._thread.is_alive():
@@ -171,7 +183,7 @@ class Intake:
             return
         for address, message in outgoing:
             if not socket.send(address, message):
-                _log.info("a message for %s was not sent: it is gone", address.decode(errors="replace"))
+                _log.debug("a message for %s was not sent: it is gone", address.decode(errors="replace"))
 
     def _commit(self) -> bool:
         """Put the turn's records on the disk; False when the run ends before that could be done.

@@ -48,7 +48,7 @@ class RequestServer(Owned):
             self._context, zmq.ROUTER, send_mark=SEND_GUARD, limits=DEFAULT_LIMITS
         )
         try:
-            bind(self._socket, ipc_endpoint(ipc_directory(run_id), _NAME))
+            self.endpoint = bind(self._socket, ipc_endpoint(ipc_directory(run_id), _NAME))
         except BaseException:
             self._context.destroy(linger=0)
             raise
