@@ -31,6 +31,14 @@ BENCHES: dict[str, Bench] = {
     "gpu": Bench(
         "headway_bench.gpu.run", "kernels on a GPU: correctness, then rivals and shares of the limits"
     ),
+    "stream": Bench(
+        "headway_bench.stream.bench",
+        "trajectories a second with journal and acks on, and a thousand generators",
+    ),
+    "fuzz": Bench(
+        "headway_bench.fuzz.bench",
+        "mutated messages at every socket of a learner's process, which goes on serving",
+    ),
     "plan": Bench(
         "headway_bench.shaped.bench", "what headway plan predicts, against real runs shaped by sleeps"
     ),
