@@ -221,6 +221,7 @@ def test_what_a_head_may_claim_of_its_trajectory(make_trajectory: Callable[..., 
 
 
 MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+LOADERS, LOADS = {"torch", "yaml"}, {"load", "load_all", "unsafe_load", "full_load"}
 ATTRIBUTES = {
     "recv_pyobj", "send_pyobj", "recv_serialized", "broadcast_object_list", "all_gather_object", "gather_object",
     "scatter_object_list", "send_object_list", "recv_object_list",
@@ -235,11 +236,11 @@ def dangers(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
             yield node.lineno, node.module or ""
         elif isinstance(node, ast.Attribute):
-            is_torch_load = (
-                node.attr == "load" and isinstance(node.value, ast.Name) and node.value.id == "torch"
-            )
-            if node.attr in ATTRIBUTES or is_torch_load:
+            loads = node.attr in LOADS and isinstance(node.value, ast.Name) and node.value.id in LOADERS
+            if node.attr in ATTRIBUTES or loads:
                 yield node.lineno, node.attr
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            yield node.value.lineno, node.arg
         elif isinstance(node, ast.Name) and node.id in {"eval", "exec", "compile", "__import__"}:
             yield node.lineno, node.id
 
@@ -257,5 +258,6 @@ def test_nothing_in_the_engine_unpickles_or_evaluates() -> None:
 
 def test_the_search_for_dangers_finds_them() -> None:
     code = "import pickle\nfrom marshal import loads\ntorch.load(f)\ns.recv_pyobj()\neval(x)\nmodel.eval()\n"
+    code += "yaml.load(f)\nnp.load(f, allow_pickle=True)\njson.load(f)\n"
     code += "dist.all_gather_object(a, b)\n"
-    assert [line for line, _ in sorted(dangers(ast.parse(code)))] == [1, 2, 3, 4, 5, 7]
+    assert [line for line, _ in sorted(dangers(ast.parse(code)))] == [1, 2, 3, 4, 5, 7, 8, 10]
