@@ -14,8 +14,10 @@ Bits are compared, not values: -0.0 differs from 0.0, and a NaN equals itself.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from ctypes import CDLL
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -63,7 +65,7 @@ __all__ = [
     "whole",
 ]
 
-Backend = Literal["auto", "cpu", "reference"]
+Backend = Literal["auto", "cuda", "cpu", "reference"]
 
 
 def cast_and_diff(
@@ -84,7 +86,7 @@ def cast_and_diff(
         published: bfloat16, float16 or float32 [N], contiguous; written in place.
         payload: uint8 buffer of at least the bytes of `published` to encode into (in shared memory, say); the
             delta's payload is then a view of its front. None: a new one; pages that are not used cost no memory.
-        backend: "cpu" is the native library, "reference" numpy.
+        backend: "cuda" is for tensors on a GPU, "cpu" the native library, "reference" numpy.
 
     Returns:
         The delta from the old published to the new.
@@ -94,12 +96,15 @@ def cast_and_diff(
         UnsupportedOption, BackendUnavailable: an unknown or missing back-end.
     """
     pieces = [master] if isinstance(master, Tensor) else list(master)
-    _check_flat("published", published)
+    on_cuda = _is_on_cuda(backend, published)
+    _check_flat("published", published, on_cuda)
     for piece in pieces:
-        _check_tensor("master", piece, (torch.float32,))
+        _check_tensor("master", piece, (torch.float32,), on_cuda)
     count = sum(piece.numel() for piece in pieces)
     if count != published.numel():
         raise ShapeError(f"weight delta: master has {count} elements, published {published.numel()}")
+    if on_cuda:
+        return _cuda().encode_to_host(pieces, published, _given(payload, published), update=True)
     buffer, lib = _room(payload, published), _library(backend)
     if lib is not None:
         return delta_native.encode(lib, pieces, published, buffer, update=True, threads=_threads())
@@ -130,12 +135,15 @@ def diff(
     Raises:
         ShapeError, UnsupportedOption, BackendUnavailable: as in cast_and_diff.
     """
-    _check_flat("new", new)
-    _check_flat("old", old)
+    on_cuda = _is_on_cuda(backend, old)
+    _check_flat("new", new, on_cuda)
+    _check_flat("old", old, on_cuda)
     if new.dtype != old.dtype or new.shape != old.shape:
         raise ShapeError(
             f"weight delta: new is {new.dtype} {list(new.shape)}, old {old.dtype} {list(old.shape)}; expected alike"
         )
+    if on_cuda:
+        return _cuda().encode_to_host([new], old, _given(payload, new), update=update)
     buffer, lib = _room(payload, new), _library(backend)
     if lib is not None:
         return delta_native.encode(lib, [new], old, buffer, update=update, threads=_threads())
@@ -152,7 +160,7 @@ def whole(values: Tensor) -> Delta:
     Args:
         values: bfloat16, float16 or float32 [N], contiguous.
     """
-    _check_flat("values", values)
+    _check_flat("values", values, False)
     size, num_blocks = values.numel(), count_blocks(values.numel())
     payload = delta_reference.bits_of(values).view(np.uint8)
     offsets = (
@@ -172,11 +180,15 @@ def apply_delta(delta: Delta, destination: Tensor, *, backend: Backend = "auto")
         ShapeError: size, dtype or layout do not fit.
         UnsupportedOption, BackendUnavailable: as in cast_and_diff.
     """
-    _check_tensor("destination", destination, (delta.dtype,))
+    on_cuda = _is_on_cuda(backend, destination)
+    _check_tensor("destination", destination, (delta.dtype,), on_cuda)
     if destination.numel() != delta.num_elements:
         raise ShapeError(
             f"weight delta: destination has {destination.numel()} elements, delta {delta.num_elements}"
         )
+    if on_cuda:
+        _cuda().apply_delta(delta, destination)
+        return
     lib = _library(backend)
     if lib is not None:
         delta_native.apply(lib, delta, destination, _threads())
@@ -208,8 +220,12 @@ def apply_slices(
         raise ShapeError(f"weight delta: of {delta.num_elements} elements, the table of {table.num_elements}")
     table.check_destinations(destinations)
     allowed = tuple(DTYPE_CODES) if cast else (delta.dtype,)
+    on_cuda = _is_on_cuda(backend, *destinations)
     for index, tensor in enumerate(destinations):
-        _check_tensor(f"destination {index}", tensor, allowed)
+        _check_tensor(f"destination {index}", tensor, allowed, on_cuda)
+    if on_cuda:
+        _cuda().apply_slices(delta, table, destinations, cast=cast)
+        return
     lib = _library(backend)
     if lib is not None:
         delta_native.apply_slices(lib, delta, table, destinations, _threads())
@@ -271,10 +287,21 @@ def from_bytes(
     return delta
 
 
+def _is_on_cuda(backend: str, *tensors: Tensor) -> bool:
+    """Whether the CUDA kernels are asked for, or "auto" meets a tensor on a GPU."""
+    return backend == "cuda" or (backend == "auto" and any(each.device.type == "cuda" for each in tensors))
+
+
+def _cuda() -> ModuleType:
+    return importlib.import_module("headway_kernels.cuda.host_delta")
+
+
 def _library(backend: str) -> CDLL | None:
     """The native library, or None for the reference."""
     if backend not in ("auto", "cpu", "reference"):
-        raise UnsupportedOption(f"weight delta: backend {backend!r}; expected 'auto', 'cpu' or 'reference'")
+        raise UnsupportedOption(
+            f"weight delta: backend {backend!r}; expected 'auto', 'cpu' or 'reference' ('cuda' where tensors are given)"
+        )
     lib = None if backend == "reference" else native.library()
     if lib is None and backend == "cpu":
         raise BackendUnavailable(f"weight delta: backend 'cpu' is not available: {native.why_not()}")
@@ -285,19 +312,25 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    if tensor.dtype not in dtypes or tensor.device.type != "cpu" or not tensor.is_contiguous():
+def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], on_cuda: bool) -> None:
+    """On CUDA its library says which device it takes: the emulated kernels run on the CPU."""
+    is_elsewhere = tensor.device.type != "cpu" and not on_cuda
+    if tensor.dtype not in dtypes or is_elsewhere or not tensor.is_contiguous():
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise ShapeError(
             f"weight delta: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
-            f"contiguous: {tensor.is_contiguous()}; expected contiguous {expected} on the CPU"
+            f"contiguous: {tensor.is_contiguous()}; expected contiguous {expected}{'' if on_cuda else ' on the CPU'}"
         )
 
 
-def _check_flat(name: str, tensor: Tensor) -> None:
-    _check_tensor(name, tensor, tuple(DTYPE_CODES))
+def _check_flat(name: str, tensor: Tensor, on_cuda: bool) -> None:
+    _check_tensor(name, tensor, tuple(DTYPE_CODES), on_cuda)
     if tensor.dim() != 1:
         raise ShapeError(f"weight delta: {name} is {list(tensor.shape)}; expected [N] (use view(-1))")
+
+
+def _given(payload: NDArray[np.uint8] | None, like: Tensor) -> NDArray[np.uint8] | None:
+    return None if payload is None else _room(payload, like)
 
 
 def _room(payload: NDArray[np.uint8] | None, like: Tensor) -> NDArray[np.uint8]:

@@ -124,6 +124,10 @@ class DeviceTable:
         lib = library()
         for index, tensor in enumerate(destinations):
             require(f"destination {index}", tensor, _VALUE_DTYPES, lib)
+        if len({tensor.device for tensor in destinations}) > 1:
+            raise ShapeError(
+                f"destinations are on several devices: {sorted({str(each.device) for each in destinations})}"
+            )
         self.destinations = tuple(destinations)
         self.num_elements = table.num_elements
         self.dtypes = {tensor.dtype for tensor in destinations}
