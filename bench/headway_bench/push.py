@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -235,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; 0: every bar was met, 1: one was not, 2: it could not run."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     torch.set_num_threads(1)
+    # Ended from outside it still removes what it made in shared memory, which may be gigabytes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         found = run_bench(options, wide_console())
     except HeadwayError as error:
