@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -39,8 +40,19 @@ def installed_versions(packages: tuple[str, ...] = REPORTED_PACKAGES) -> dict[st
 
 
 def this_commit(folder: Path | None = None) -> str:
-    """Commit of the tree that holds `folder`, "-dirty" with tracked changes; "unknown" outside of git."""
-    where = folder or Path(__file__).resolve().parent
+    """Commit of the tree that holds `folder`, "-dirty" with tracked changes; "unknown" outside of git.
+
+    Without a folder: of this file's tree, as it was when this process first asked.
+    """
+    return _own_commit() if folder is None else _commit_of(folder)
+
+
+@functools.cache
+def _own_commit() -> str:
+    return _commit_of(Path(__file__).resolve().parent)
+
+
+def _commit_of(where: Path) -> str:
     commit = _git(where, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown"

@@ -28,6 +28,12 @@ BENCHES: dict[str, Bench] = {
     "changed": Bench(
         "headway_bench.changed", "share of bf16 weights that an update changes, and what a push weighs"
     ),
+    "head": Bench(
+        "headway_bench.head", "log-probs and policy gradients of the head against torch, and the products' rate"
+    ),
+    "delta": Bench(
+        "headway_bench.delta", "weight deltas by size and share changed, in shares of the memcpy rate"
+    ),
     "gpu": Bench(
         "headway_bench.gpu.run", "kernels on a GPU: correctness, then rivals and shares of the limits"
     ),
