@@ -20,6 +20,8 @@ int64_t block_length(int64_t num_elements, int64_t block) {
     return left < BLOCK_ELEMENTS ? left : BLOCK_ELEMENTS;
 }
 
+int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
 int64_t mask_bytes(int64_t length) { return (length + 7) / 8; }
 
 // As smallest_format and merged_format of delta_format.py: dense only if all values are known.
@@ -202,6 +204,19 @@ struct Block {
     }
 };
 
+// Asks for the lines that a block with few changes writes: alone it would wait for each, together they overlap.
+void ask_for_block(const HeadwayDelta& delta, int64_t b, const uint8_t* destination) {
+    constexpr int64_t few = 24;  // beyond, scatter asks early enough
+    if (delta.formats[b] != SPARSE) return;
+    const int64_t bytes = value_bytes(delta.dtype);
+    const int64_t count = (delta.offsets[b + 1] - delta.offsets[b]) / (2 + bytes);
+    for (int64_t i = 0; i < smaller(count, few); i++) {
+        uint16_t at;
+        std::memcpy(&at, delta.payload + delta.offsets[b] + 2 * i, 2);
+        __builtin_prefetch(destination + at * bytes, 1);
+    }
+}
+
 template <int64_t bytes>
 void scatter(const uint8_t* indices, const uint8_t* values, int64_t count, int64_t base, uint8_t* destination) {
     constexpr int64_t ahead = 24;  // lines asked for before they are written
@@ -364,13 +379,19 @@ int64_t headway_delta_encode(const void* const* sources, const int64_t* source_s
 void headway_delta_apply(const HeadwayDelta* delta, void* destination, int64_t num_threads) {
     const DeltaKernels& kernels = pick_kernels(0).delta;
     const int64_t bytes = value_bytes(delta->dtype);
-    parallel_for(count_blocks(delta->num_elements), num_threads, [&](int64_t b) {
-        if (delta->formats[b] == SAME) return;
-        Block& block = thread_block();
-        const int64_t length = block_length(delta->num_elements, b);
-        block.open(static_cast<Format>(delta->formats[b]), delta->payload + delta->offsets[b],
-                   delta->offsets[b + 1] - delta->offsets[b], length, bytes);
-        apply_contiguous(kernels, block, 0, length, static_cast<uint8_t*>(destination) + b * BLOCK_ELEMENTS * bytes);
+    const int64_t num_blocks = count_blocks(delta->num_elements), group = 16;
+    uint8_t* const to = static_cast<uint8_t*>(destination);
+    parallel_for((num_blocks + group - 1) / group, num_threads, [&](int64_t g) {
+        const int64_t first = g * group, last = first + group < num_blocks ? first + group : num_blocks;
+        for (int64_t b = first; b < last; b++) ask_for_block(*delta, b, to + b * BLOCK_ELEMENTS * bytes);
+        for (int64_t b = first; b < last; b++) {
+            if (delta->formats[b] == SAME) continue;
+            Block& block = thread_block();
+            const int64_t length = block_length(delta->num_elements, b);
+            block.open(static_cast<Format>(delta->formats[b]), delta->payload + delta->offsets[b],
+                       delta->offsets[b + 1] - delta->offsets[b], length, bytes);
+            apply_contiguous(kernels, block, 0, length, to + b * BLOCK_ELEMENTS * bytes);
+        }
     });
 }
 

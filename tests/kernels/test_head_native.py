@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headway_kernels import native
-from headway_kernels.errors import UnsupportedOption
+from headway_kernels.errors import NumericsError, UnsupportedOption
 from headway_kernels.head import HeadLogp, HeadLoss, head_logp, head_loss_step
 from headway_kernels.head_native import supports_head
 from headway_kernels.head_shard import VocabShard
@@ -310,3 +310,28 @@ def test_what_it_lacks_is_refused_by_name():
     reason = supports_head({"x": x, "weight": weight, "shard": VocabShard(0, 60)})
     assert reason is not None
     assert "vocabulary-parallel" in reason
+
+
+def test_a_kept_buffer_is_shared_by_no_two_steps_and_given_back():
+    """A larger step after a smaller one, a failed one, and two chunks at once: the gradients stay the same."""
+    from headway_kernels import head_native
+
+    head_native.release_buffers()
+    small, large = problem(8, 70, 8), problem(40, 300, 8)
+    first = [step(*each, backend="cpu") for each in (small, large, small)]
+    assert len(head_native._spare) == 1
+    held = head_native._spare[0]
+    spoiled = small[0].clone()
+    spoiled[3] = torch.nan
+    with pytest.raises(NumericsError):
+        step(spoiled, *small[1:], backend="cpu")
+    again = [step(*each, backend="cpu") for each in (small, large, small)]
+    for (out, weight_grad), (other, other_grad) in zip(first, again, strict=True):
+        assert torch.equal(out.x_grad, other.x_grad)
+        assert torch.equal(weight_grad, other_grad)
+    head_native._spare[:] = [held]
+    size = held.shape[0]
+    assert head_native._take_buffer(size) is held
+    assert head_native._take_buffer(size) is not held
+    head_native.release_buffers()
+    assert head_native._spare == []
