@@ -3,6 +3,7 @@
 # make check     the one local command: lint, types, import layers, tests (what CI runs too)
 # make chaos     200 whole runs under random faults, and whether every guarantee held (SCHEDULES=N; hours)
 # make test-kernels   the kernels' long tests alone
+# make test-native-sanitized   the native CPU library's tests under AddressSanitizer and UBSan (gcc, cmake, a minute)
 # make test-cuda-emulated   the CUDA kernels run on the CPU under AddressSanitizer (gcc, a minute)
 # make rehearse-gpu   the GPU script at tiny sizes, on the emulated CUDA kernels and in Triton's interpreter; no figures
 # make fatbin    compile the CUDA kernels for every architecture with nvcc; skipped, and said so, without nvcc
@@ -84,6 +85,21 @@ layers: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 
 check: lint types layers test
+
+# The C++ library with its memory accesses checked, and the tests that run it.
+SANITIZED_BUILD := build/native-sanitized
+NATIVE_TESTS := $(addprefix tests/kernels/test_,$(addsuffix .py,attention sampling weight_delta slice_table \
+	head_native pack_cast segment_scan))
+
+$(SANITIZED_BUILD)/libheadway_kernels_cpu.so: $(NATIVE)
+	cmake -S . -B $(SANITIZED_BUILD) -DCMAKE_BUILD_TYPE=Release -DHEADWAY_SANITIZE=ON -DHEADWAY_CUDA=OFF >/dev/null
+	cmake --build $(SANITIZED_BUILD) --target headway_kernels_cpu -j2
+
+test-native-sanitized: $(VENV)/test.stamp $(SANITIZED_BUILD)/libheadway_kernels_cpu.so
+	@echo "== make: the native CPU library on every instruction set, under AddressSanitizer and UBSan"
+	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+		HEADWAY_NATIVE=$(CURDIR)/$(SANITIZED_BUILD)/libheadway_kernels_cpu.so \
+		$(BIN)/python -m pytest -n 2 --dist loadfile $(NATIVE_TESTS)
 
 # The .cu sources as C++: the same kernels, run by kernels/csrc/cuda/emulator.h.
 CUDA_DIR := kernels/csrc/cuda
