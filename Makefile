@@ -26,7 +26,7 @@ NATIVE := CMakeLists.txt $(wildcard kernels/csrc/*)
 INSTALLED := pyproject.toml constraints.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-kernels chaos test-cuda-emulated rehearse-gpu fatbin test-triton gate gate-table check lint types layers smollm2 wheel clean
+.PHONY: help demo test test-slow test-kernels chaos test-native-sanitized test-cuda-emulated rehearse-gpu fatbin test-triton gate gate-table check lint types layers smollm2 wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile

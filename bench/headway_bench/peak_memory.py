@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,6 @@ def peak_extra_mb(work: Callable[[], object]) -> float:
     Raises:
         UnsupportedOption: this system does not count peaks per call.
     """
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

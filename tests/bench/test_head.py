@@ -28,7 +28,7 @@ def _threads():
 @needs_native
 def test_the_bench_runs_and_saves_what_it_measured(tmp_path: Path) -> None:
     options = head.parse_options(
-        ["--shape", "128,16,300", "--threads", "1", "--rounds", "2", "--results", str(tmp_path)]
+        ["--shape=128,16,300", "--threads=1", "--rounds=2", "--tasks=gradients", f"--results={tmp_path}"]
     )
     assert head.run_bench(options, wide_console()), "only the bar's own shape is judged"
     rows = {row.case: row for row in read_rows(next(tmp_path.glob("head-*/rows.jsonl")))}
