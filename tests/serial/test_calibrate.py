@@ -27,10 +27,11 @@ def config(**sections: dict[str, object]) -> RunConfig:
 
 
 def test_a_recipe_is_measured_in_seconds_and_can_be_planned_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rates.json"
-    calibrate(config(), path, 3.0)
+    recipe = config(model={"path": str(tiny_model)})
+    calibrate(recipe, path, 3.0)
     rates = read_rates(path)
     assert len(rates.groups) >= 4
     assert all(len(group) == 4 and min(group) >= 1 and max(group) <= 6 for group in rates.groups)
@@ -41,7 +42,7 @@ def test_a_recipe_is_measured_in_seconds_and_can_be_planned_at_once(
     assert len(rates.reward) > 1
     assert min(rates.reward) > 0
     assert "decode step" in capsys.readouterr().out
-    forecast = simulate(scenario_of(config(), rates))
+    forecast = simulate(scenario_of(recipe, rates))
     assert forecast.tickets["trained"] == 40
 
 
