@@ -29,7 +29,8 @@ BENCHES: dict[str, Bench] = {
         "headway_bench.changed", "share of bf16 weights that an update changes, and what a push weighs"
     ),
     "head": Bench(
-        "headway_bench.head", "log-probs and policy gradients of the head against torch, and the products' rate"
+        "headway_bench.head",
+        "log-probs and policy gradients of the head against torch, and the products' rate",
     ),
     "delta": Bench(
         "headway_bench.delta", "weight deltas by size and share changed, in shares of the memcpy rate"
