@@ -13,6 +13,7 @@ this class too.
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,6 +33,7 @@ from headway.types import LearnerStatus, StepRecord
 Sinks = Callable[[Path], Sequence[MetricsSink]]
 COMMAND_DEADLINE_S = 60.0  # the learner answers between two steps
 KILLED_WITHIN_S = 10.0
+SLICE_S = 0.2
 
 
 class Engine:
@@ -179,11 +181,22 @@ class Engine:
         self.close()
 
     def _take(self, timeout_s: float | None) -> StepRecord | None:
-        item = self._inbox.get(timeout=timeout_s)
+        item = self._next(timeout_s)
         if isinstance(item, LearnerStatus):
             self._status = item
             return None
         return item
+
+    def _next(self, timeout_s: float | None) -> StepRecord | LearnerStatus:
+        """In slices: a signal that comes while the handler of another one runs is heard between two of them."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                slice_s = SLICE_S if end is None else max(0.0, min(SLICE_S, end - time.monotonic()))
+                return self._inbox.get(timeout=slice_s)
+            except queue.Empty:
+                if end is not None and time.monotonic() >= end:
+                    raise
 
     def _raise_failure(self) -> None:
         if self._status is not None and self._status.status == "failed":
