@@ -17,14 +17,13 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from headway.buffer import Batch, Buffer, Group
 from headway.config import RunConfig
 from headway.errors import WeightError
 from headway.learner.arrivals import Arrivals
 from headway.learner.chronicle import Chronicle
 from headway.learner.failures import FailureWatch
+from headway.learner.granting import Granting
 from headway.learner.judge import GroupJudge, rewards
 from headway.learner.peers import NO_TIME, Peer, add
 from headway.learner.prompts import PromptSource, TokenisedPrompt
@@ -33,13 +32,12 @@ from headway.learner.tickets import TicketMaker
 from headway.learner.versions import Versions
 from headway.staleness import Gate
 from headway.stream import LivenessMonitor
-from headway.types import DropReason, PolicyVersion, Ticket, TimeSplit
+from headway.types import DropReason, PolicyVersion, TimeSplit
 from headway.wire.messages import (
     SCHEMA,
     Bye,
     Cancel,
     DataMessage,
-    Grant,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -86,11 +84,9 @@ class Desk:
         self.outbox: deque[tuple[bytes, DataMessage]] = deque()
         self.refused: Counter[str] = Counter()
         """Valid messages that were not taken in, by reason: "run", "schema", and "unknown", from no live generator."""
-        self.first_ticket_s: float | None = None
-        self._config = config
         self._run_id = run_id
         self._prompts = prompts
-        self._tickets = tickets
+        self._granting = Granting(config, self.buffer, prompts, tickets, self.chronicle)
         self._welcome = welcome
         self._on_lost = on_lost
         self._clock = clock
@@ -98,11 +94,8 @@ class Desk:
         self._left: dict[bytes, None] = {}  # said Bye; those that did so last
         self._liveness = LivenessMonitor(config.stream.heartbeat_s, config.stream.rollout_deadline_s)
         self._judge = GroupJudge(config)
-        self._deadlines: dict[int, tuple[float, bytes]] = {}
         self._versions = Versions()
-        self._round_start = 0
-        self._quiet_since_s: float | None = None  # a resumed run that has not granted anything yet
-        self._notices = self._grants = 0
+        self._num_notices = 0
         self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
         self.arrivals = Arrivals(self.buffer, self._judge, self._failures)
         self._flat_rewards: list[float] = []
@@ -119,7 +112,7 @@ class Desk:
             flat_rewards=list(self._flat_rewards),
             num_replaced=num_replaced,
             kept=kept,
-            round_start=self._round_start,
+            round_start=self._granting.round_start,
             elapsed_s=None if started is None else self._clock() - started,
             receipts=self.arrivals.receipts.state(),
         )
@@ -130,9 +123,7 @@ class Desk:
         self.arrivals.receipts.restore(state.receipts)
         self._flat_rewards = list(state.flat_rewards)
         self._judge.restore(state.num_replaced, state.kept)
-        self._round_start = state.round_start
-        self.first_ticket_s = None if state.elapsed_s is None else self._clock() - state.elapsed_s
-        self._quiet_since_s = None if state.elapsed_s is None else self._clock()
+        self._granting.restore(state.round_start, state.elapsed_s, self._clock())
 
     # Generators -----------------------------------------------------------------------------------------------
 
@@ -140,6 +131,11 @@ class Desk:
     def peers(self) -> list[Peer]:
         """Live generators, by index."""
         return sorted(self._peers.values(), key=lambda peer: peer.index)
+
+    @property
+    def first_ticket_s(self) -> float | None:
+        """When the run's first ticket went out, on the desk's clock; None before it."""
+        return self._granting.first_ticket_s
 
     @property
     def invalid(self) -> Counter[str]:
@@ -204,8 +200,7 @@ class Desk:
         self.outbox.append((address, self._welcome(self.gate.version)))
         outstanding = [self.buffer.ticket(ticket_id) for ticket_id in sorted(peer.tickets - {*hello.tickets})]
         if lost := [ticket for ticket in outstanding if ticket is not None]:  # their Grant was cut off
-            self._grants += 1
-            self.outbox.append((address, Grant(seq=self._grants, tickets=lost)))
+            self.outbox.append((address, self._granting.again(lost)))
 
     def _on_ack(self, peer: Peer, ack: WeightAck) -> None:
         fault = self._versions.acked(peer, ack)
@@ -217,7 +212,7 @@ class Desk:
         del self._peers[peer.address]
         self._liveness.forget(peer.address)
         for ticket in self.buffer.lost(peer.incarnation):
-            self._deadlines.pop(ticket.ticket_id, None)
+            self._granting.ended(ticket.ticket_id)
             self._prompts.give_back(TokenisedPrompt(ticket.prompt_index, ticket.prompt_ids))
         self._lost_split = add(self._lost_split, peer.take_lap())
         if why == LEFT:
@@ -241,7 +236,7 @@ class Desk:
         self.chronicle.received(peer.incarnation, self.gate.step, frames)
         for ticket_id in self.arrivals.take(message):
             peer.tickets.discard(ticket_id)
-            self._deadlines.pop(ticket_id, None)
+            self._granting.ended(ticket_id)
         self.gate.ledger.report(peer.incarnation, message.generated)
 
     def heard(self, address: bytes) -> None:
@@ -257,13 +252,13 @@ class Desk:
             peer = self._peers.get(address)
             if peer is not None:
                 self._give_up(peer, why)
-        for ticket_id in [key for key, (deadline, _) in self._deadlines.items() if deadline <= now]:
-            self._expire(ticket_id)
+        for ticket_id, address in self._granting.overdue(now):
+            self._expire(ticket_id, address)
         self._drop_flat()
-        self._grant(now)
+        self.outbox.extend(self._granting.grant(self._peers, now))
 
-    def _expire(self, ticket_id: int) -> None:
-        _, address = self._deadlines.pop(ticket_id)
+    def _expire(self, ticket_id: int, address: bytes) -> None:
+        self._granting.ended(ticket_id)
         self.buffer.drop(ticket_id, DropReason.DEADLINE)
         peer = self._peers.get(address)
         if peer is not None:
@@ -280,79 +275,6 @@ class Desk:
         for ticket_id in self._judge.flat(list(groups.values())):
             self._flat_rewards.extend(rewards(groups[ticket_id]))
             self.buffer.drop(ticket_id, DropReason.ZERO_VARIANCE)
-
-    def _grant(self, now: float) -> None:
-        wanted = self._wanted()
-        # Read before the first ticket goes out: with max_lag = 0 nothing is granted while one is in flight,
-        # and the whole round belongs to all generators together.
-        versions = {peer.acked for peer in self._peers.values() if peer.acked is not None}
-        budget_at = {version: self.gate.budget(version) for version in versions}
-        if min(wanted, max(budget_at.values(), default=0)) <= 0:
-            return
-        grants: dict[bytes, list[Ticket]] = {}
-        recipients = [(peer, peer.acked) for peer in self._recipients() if peer.acked is not None]
-        budgets = [budget_at[acked] for _, acked in recipients]
-        issued = 0
-        for rank, ((peer, _), budget) in enumerate(zip(recipients, budgets, strict=True)):
-            share = -(
-                (rank - self.gate.policy.slots) // len(recipients)
-            )  # shares differ by one and sum to the slots
-            limit = min(wanted - issued, share - len(peer.tickets), budget - issued)
-            for _ in range(limit):
-                ticket = self._issue(peer, now)
-                if ticket is None:
-                    break
-                if not issued:
-                    self._round_start = ticket.ticket_id
-                issued += 1
-                grants.setdefault(peer.address, []).append(ticket)
-        if grants and self.first_ticket_s is None:
-            self.first_ticket_s = now
-        elif grants and self.first_ticket_s is not None and self._quiet_since_s is not None:
-            self.first_ticket_s += now - self._quiet_since_s
-            self._quiet_since_s = None
-        for address, tickets in grants.items():
-            self._grants += 1
-            self._peers[address].last_grant = self._grants
-            self.outbox.append((address, Grant(seq=self._grants, tickets=tickets)))
-
-    def _recipients(self) -> list[Peer]:
-        """Who is asked first: whoever holds least, and of those whoever has waited longest.
-
-        A synchronous round waits until everybody is ready.
-        """
-        if self.gate.policy.max_lag == 0:
-            everybody = len(self._peers) == self._config.generator.replicas
-            ready = everybody and all(peer.acked == self.gate.version for peer in self._peers.values())
-            return self.peers if ready else []
-        return sorted(self._peers.values(), key=lambda peer: (len(peer.tickets), peer.last_grant, peer.index))
-
-    def _wanted(self) -> int:
-        """Tickets that the rest of the run can still use."""
-        left = (self._config.steps - self.gate.step) * self._config.batch.prompts
-        return max(0, left - self.gate.ledger.assigned - self.gate.ledger.buffered)
-
-    def _issue(self, peer: Peer, now: float) -> Ticket | None:
-        """A ticket that a resume has taken back goes first, as it was; else a new one."""
-        if peer.acked is None:
-            return None
-        taken_back = self.gate.ledger.unassigned
-        if taken_back:
-            before = self.buffer.ticket(taken_back[0])
-            assert before is not None
-            held = self.buffer.members_of(before.ticket_id)
-            ticket = msgspec.structs.replace(before, admitted=peer.acked, held=held)
-            self.buffer.reissued(ticket, peer.incarnation)
-        else:
-            prompt = self._prompts.next()
-            if prompt is None:
-                return None
-            ticket = self._tickets.make(self.gate.ledger.next_ticket_id, prompt, peer.acked)
-            self.buffer.issued(ticket, peer.incarnation)
-        self.chronicle.issued(ticket, peer.incarnation)
-        peer.tickets.add(ticket.ticket_id)
-        self._deadlines[ticket.ticket_id] = (now + ticket.deadline_s, peer.address)
-        return ticket
 
     # Batches --------------------------------------------------------------------------------------------------
 
@@ -381,8 +303,7 @@ class Desk:
         """The groups ended in the optimizer step that made `version` (the old one if it was skipped)."""
         masked = {group.ticket_id: (0, group.num_masked) for group in groups if group.num_masked}
         ticket_ids = [group.ticket_id for group in groups]
-        if self._quiet_since_s is not None:
-            self._quiet_since_s = self._clock()
+        self._granting.step_done(self._clock())
         self.chronicle.trained(version, ticket_ids, skipped=version == self.gate.version)
         self.gate.trained(ticket_ids, version, masked)
         self._judge.step_done()
@@ -399,8 +320,8 @@ class Desk:
         for address, ack in self._versions.published(version, digest):
             if address in self._peers:
                 self._on_ack(self._peers[address], ack)
-        self._notices += 1
-        notice = VersionNotice(seq=self._notices, version=version, digest=digest)
+        self._num_notices += 1
+        notice = VersionNotice(seq=self._num_notices, version=version, digest=digest)
         self.outbox.extend((address, notice) for address in self._peers)
 
     def take_flat_rewards(self) -> list[float]:
