@@ -185,6 +185,8 @@ def test_the_listing_filters_counts_and_neutralises(run: RunFolder) -> None:
     assert any("\\e]0;owned\\x07boom" in line for line in lines)
     assert len(list(inspect(run.path, "", 1, "", 0))) == 4
     assert len(list(inspect(run.path, "", None, "dropped", 0))) == 2 + 6
+    with pytest.raises(ConfigError, match="'droped' is unknown; choose from trained, open, dropped, "):
+        list(inspect(run.path, "", None, "droped", 0))
     assert "the newest 2 of 9" in list(inspect(run.path, "", None, "", 2))[3]
 
 

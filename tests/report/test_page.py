@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.errors import UnsupportedOption
+from headway.cli.reporting import report
+from headway.errors import ConfigError, UnsupportedOption
 from headway.report import RunReader, document, page
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -124,3 +126,12 @@ def test_without_plotly_the_report_is_refused_by_name(make_run: Any, monkeypatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedOption, match=r"plotly.*headway\[report\]"):
         page(shown)
+
+
+def test_a_page_for_a_folder_that_is_not_there_is_refused(make_run: Any, tmp_path: Path) -> None:
+    run = make_run(1).path
+    nowhere = tmp_path / "none" / "file"
+    for out, trace in ((nowhere, None), (None, nowhere)):
+        with pytest.raises(ConfigError, match="none is not a folder"):
+            report(run, out, trace)
+    assert not (run / "report.html").exists()

@@ -18,11 +18,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from headway.cli import reporting
+from headway.cli import keys, reporting, tuning
 from headway.cli.errors import EXIT_USER_ERROR, report
+from headway.cli.options import OVERRIDES, Debug, Words
 from headway.errors import ConfigError, HeadwayError
-
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="headway",
@@ -32,17 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RECIPE [--SECTION.KEY VALUE ...]",
-        help=(
-            "a TOML file, and any key of docs/configuration.md by its dotted path, such as --learner.lr 1e-6"
-        ),
-    ),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
 class View(StrEnum):
@@ -179,89 +167,6 @@ def generator(
     return _leave(generator_main(run_dir, connect, index, keys))
 
 
-@app.command(context_settings=OVERRIDES)
-def plan(
-    rates: Annotated[Path, typer.Option("--rates", help="a calibration, made by headway calibrate")],
-    words: Words = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="generators")] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="learner ranks")] = 1,
-    link_gbit: Annotated[
-        float, typer.Option("--link-gbit", min=0.0, help="Gbit/s that pushes cross; 0: as calibrated")
-    ] = 0.0,
-    losses_per_hour: Annotated[
-        float, typer.Option("--losses-per-hour", min=0.0, help="of each generator")
-    ] = 0.0,
-    restart_s: Annotated[
-        float, typer.Option("--restart-s", min=0.0, help="until a lost generator is back")
-    ] = 30.0,
-    generator_price: Annotated[
-        float, typer.Option("--generator-price", min=0.0, help="of one generator, per hour")
-    ] = 0.0,
-    rank_price: Annotated[
-        float, typer.Option("--rank-price", min=0.0, help="of one learner rank, per hour")
-    ] = 0.0,
-    elsewhere: Annotated[
-        bool, typer.Option("--elsewhere", help="learner and generators do not share one machine")
-    ] = False,
-    optimise: Annotated[
-        bool, typer.Option("--optimise", help="search better settings, and print them as TOML")
-    ] = False,
-    most_lag: Annotated[
-        float | None, typer.Option("--most-lag", min=0.0, help="with --optimise: mean lag at most")
-    ] = None,
-    most_idle: Annotated[
-        float | None,
-        typer.Option(
-            "--most-idle", min=0.0, max=1.0, help="with --optimise: the learner's idle share at most"
-        ),
-    ] = None,
-    most_replicas: Annotated[
-        int,
-        typer.Option("--most-replicas", min=0, help="with --optimise: generators at most; 0: as they are"),
-    ] = 0,
-    seed: Annotated[int, typer.Option("--plan-seed", help="of lengths, latencies and losses")] = 0,
-    debug: Debug = False,
-) -> int:
-    """What a recipe will do before it runs: throughput, idle shares, lag, time and money; no run is started."""
-    from headway.cli import planning
-    from headway.planner.search import Limits
-
-    if not optimise and (most_lag is not None or most_idle is not None or most_replicas):
-        raise ConfigError([("--most-lag, --most-idle, --most-replicas", "are limits of --optimise; add it")])
-    what = planning.WhatIf(
-        replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere
-    )
-    limits = Limits(most_lag, most_idle, most_replicas)
-    lines = (
-        planning.optimise(words or [], rates, what, limits, seed)
-        if optimise
-        else planning.plan(words or [], rates, what, seed)
-    )
-    for line in lines:
-        typer.echo(line)
-    return 0
-
-
-@app.command(context_settings=OVERRIDES)
-def calibrate(
-    out: Annotated[Path, typer.Option("--out", help="file to write")],
-    words: Words = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=1.0, help="about as long as it may take beyond loading")
-    ] = 60.0,
-    debug: Debug = False,
-) -> int:
-    """Measure what this machine does with a recipe's model, prompts and rewards, for headway plan."""
-    from headway.cli import calibrating, running
-    from headway.config import threads
-    from headway.generator.setup import set_threads
-
-    config = running.recipe(words or [])
-    set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
-    calibrating.calibrate(config, out, seconds)
-    return 0
-
-
 @app.command()
 def doctor() -> int:
     """What this machine can run: versions, cores, memory, compilers, devices, extras."""
@@ -356,43 +261,11 @@ def export(
     return 0
 
 
+app.command(context_settings=OVERRIDES)(tuning.plan)
+app.command(context_settings=OVERRIDES)(tuning.calibrate)
 app.command()(reporting.report)
 app.command()(reporting.watch)
-
-keys_app = typer.Typer(help="Keys for generators on other machines (docs/security.md).", no_args_is_help=True)
-app.add_typer(keys_app, name="keys")
-
-
-@keys_app.command("new")
-def keys_new(
-    folder: Annotated[Path, typer.Argument(help="folder of the keys; made when missing")],
-    client: Annotated[
-        list[str] | None, typer.Option("--client", help="name of a client; may be given again")
-    ] = None,
-    debug: Debug = False,
-) -> int:
-    """Make the learner's keys, unless the folder has them, and those of new clients."""
-    from headway.stream.keys import DEFAULT_CLIENT, new_keys
-
-    for path in new_keys(folder, client or [DEFAULT_CLIENT]):
-        typer.echo(f"made {path}")
-    typer.echo(f"set stream.keys to {folder}; give each generator its own .key file and nothing else of it")
-    return 0
-
-
-@keys_app.command("show")
-def keys_show(
-    folder: Annotated[Path, typer.Argument(help="folder of the keys")],
-    debug: Debug = False,
-) -> int:
-    """The public keys: the learner's, and those of the clients on its list. No secrets."""
-    from headway.stream.keys import read_allowed, read_server_keys
-    from headway.telemetry.sanitise import printable
-
-    typer.echo(f"{read_server_keys(folder).public}  learner")
-    for key, name in read_allowed(folder).items():
-        typer.echo(f"{key}  {printable(name, 64)}")
-    return 0
+app.add_typer(keys.app, name="keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

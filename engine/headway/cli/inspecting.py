@@ -14,7 +14,10 @@ from headway.errors import ConfigError, HeadwayError, JournalError
 from headway.journal import MessageReceived, read, unpack
 from headway.journal.history import OPEN, TRAINED, History, Row, Shown, show
 from headway.telemetry.sanitise import printable
+from headway.types import DropReason
 
+DROPPED = "dropped"  # for any reason
+STATES = (TRAINED, OPEN, DROPPED, *(reason.value for reason in DropReason))
 _HEAD = ("trajectory", "versions", "tokens", "lag", "queue s", "reward", "finish", "state")
 
 
@@ -27,8 +30,11 @@ def inspect(run: Path, wanted: str, ticket: int | None, state: str, last: int) -
         last: only so many, the newest; 0: all.
 
     Raises:
-        ConfigError: not a run's folder, or nothing matches `wanted`. JournalError: the journal is damaged.
+        ConfigError: not a run's folder, no such state, or nothing matches `wanted`.
+        JournalError: the journal is damaged.
     """
+    if state and state not in STATES:
+        raise ConfigError([("--state", f"{state!r} is unknown; choose from {', '.join(STATES)}")])
     folder, config = open_run(run)
     reader = read(folder.journal)
     history = History.of(reader)
@@ -48,7 +54,7 @@ def inspect(run: Path, wanted: str, ticket: int | None, state: str, last: int) -
 def _matches(row: Row, ticket: int | None, state: str) -> bool:
     dropped = row.state not in (OPEN, TRAINED)
     return (ticket is None or row.ticket_id == ticket) and (
-        not state or row.state == state or (state == "dropped" and dropped)
+        not state or row.state == state or (state == DROPPED and dropped)
     )
 
 

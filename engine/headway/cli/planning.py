@@ -93,8 +93,7 @@ def describe(scenario: Scenario, forecast: Forecast, closed: Estimate) -> Iterat
     yield f"{'samples/s':<22}{forecast.samples_per_s:>12,.1f}"
     yield f"{'mean lag':<22}{forecast.lag_mean:>12.2f}{closed.lag_mean:>14.2f}"
     yield f"{'seconds in the queue':<22}{forecast.queue_s:>12.2f}"
-    slower = "the generators" if closed.rho < 1 else "the learner"
-    yield f"{slower} are the slower side" if closed.rho < 1 else f"{slower} is the slower side"
+    yield f"{'the generators are' if closed.rho < 1 else 'the learner is'} the slower side"
     yield ""
     work, push, idle, other = (f"{share:.1%}" for share in forecast.learner)
     yield f"learner     work {work}, push {push}, idle {idle}, other {other}"

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from headway.cli.options import Debug
+from headway.errors import ConfigError
+
 Run = Annotated[Path, typer.Argument(help="folder of the run")]
-Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
 def report(
@@ -22,6 +24,9 @@ def report(
     """Draw what a run did as one HTML page that needs nothing else; also while it goes on."""
     from headway.report import RunReader, document, page, write_trace
 
+    for option, path in (("--out", out), ("--trace", trace)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError([(option, f"{path.parent} is not a folder; make it first")])
     data = RunReader(run).read()
     target = out or run / "report.html"
     target.write_text(page(document(data)), encoding="utf-8")

@@ -1,0 +1,93 @@
+"""`headway plan` and `headway calibrate`: what a recipe will do, and what a machine does (docs/tuning.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.options import Debug, Words
+from headway.errors import ConfigError
+
+
+def plan(
+    rates: Annotated[Path, typer.Option("--rates", help="a calibration, made by headway calibrate")],
+    words: Words = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="generators")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="learner ranks")] = 1,
+    link_gbit: Annotated[
+        float, typer.Option("--link-gbit", min=0.0, help="Gbit/s that pushes cross; 0: as calibrated")
+    ] = 0.0,
+    losses_per_hour: Annotated[
+        float, typer.Option("--losses-per-hour", min=0.0, help="of each generator")
+    ] = 0.0,
+    restart_s: Annotated[
+        float, typer.Option("--restart-s", min=0.0, help="until a lost generator is back")
+    ] = 30.0,
+    generator_price: Annotated[
+        float, typer.Option("--generator-price", min=0.0, help="of one generator, per hour")
+    ] = 0.0,
+    rank_price: Annotated[
+        float, typer.Option("--rank-price", min=0.0, help="of one learner rank, per hour")
+    ] = 0.0,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="learner and generators do not share one machine")
+    ] = False,
+    optimise: Annotated[
+        bool, typer.Option("--optimise", help="search better settings, and print them as TOML")
+    ] = False,
+    most_lag: Annotated[
+        float | None, typer.Option("--most-lag", min=0.0, help="with --optimise: mean lag at most")
+    ] = None,
+    most_idle: Annotated[
+        float | None,
+        typer.Option(
+            "--most-idle", min=0.0, max=1.0, help="with --optimise: the learner's idle share at most"
+        ),
+    ] = None,
+    most_replicas: Annotated[
+        int,
+        typer.Option("--most-replicas", min=0, help="with --optimise: generators at most; 0: as they are"),
+    ] = 0,
+    seed: Annotated[int, typer.Option("--plan-seed", help="of lengths, latencies and losses")] = 0,
+    debug: Debug = False,
+) -> int:
+    """What a recipe will do before it runs: throughput, idle shares, lag, time and money; no run is started."""
+    from headway.cli import planning
+    from headway.planner.search import Limits
+
+    if not optimise and (most_lag is not None or most_idle is not None or most_replicas):
+        raise ConfigError([("--most-lag, --most-idle, --most-replicas", "are limits of --optimise; add it")])
+    what = planning.WhatIf(
+        replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere
+    )
+    limits = Limits(most_lag, most_idle, most_replicas)
+    lines = (
+        planning.optimise(words or [], rates, what, limits, seed)
+        if optimise
+        else planning.plan(words or [], rates, what, seed)
+    )
+    for line in lines:
+        typer.echo(line)
+    return 0
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option("--out", help="file to write")],
+    words: Words = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="about as long as it may take beyond loading")
+    ] = 60.0,
+    debug: Debug = False,
+) -> int:
+    """Measure what this machine does with a recipe's model, prompts and rewards, for headway plan."""
+    from headway.cli import calibrating, running
+    from headway.config import threads
+    from headway.generator.setup import set_threads
+
+    config = running.recipe(words or [])
+    set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
+    calibrating.calibrate(config, out, seconds)
+    return 0
