@@ -41,10 +41,6 @@ class Curve(msgspec.Struct, frozen=True):
         (left, low), (right, high) = self.points[at - 1], self.points[at]
         return max(0.0, low + (high - low) * (x - left) / (right - left))
 
-    def scaled(self, factor: float) -> Curve:
-        """Every value times `factor`."""
-        return Curve([(x, seconds * factor) for x, seconds in self.points])
-
 
 def constant(seconds: float) -> Curve:
     """The same for every x."""

@@ -3,23 +3,21 @@
     tickets go out as policy.budget says -> members decode (headway.planner.fleet) -> rewards -> finished groups
     -> policy.select -> an optimizer step -> a push, which generators put in force between two decode steps
 
-A heap of events is the whole machinery: 30 lines that take 2 us an event (docs/adr/0012).
+A heap of events is the whole machinery (docs/adr/0011).
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from headway.errors import ConfigError
 from headway.planner.fleet import NEVER, Ended, SimulatedGenerator
 from headway.planner.forecast import Forecast
 from headway.planner.scenario import Scenario
+from headway.planner.tally import Tally
 from headway.staleness import Finished
 from headway.staleness.policy import UNBOUNDED
 from headway.staleness.unit import judge
@@ -30,7 +28,6 @@ from headway.types import DropReason, PolicyVersion
 class _Group:
     """A ticket that is out, or finished."""
 
-    admitted: int
     generator: SimulatedGenerator
     waiting_for: int
     rewarded_s: float = 0.0
@@ -68,12 +65,7 @@ class Simulation:
         self._dirty = True
         self._foot, self._missing = -1, 0  # of the window when it last held the learner back
         self._free_since_s = 0.0
-        self._train_s = self._push_s = self._idle_s = self._turn_s = 0.0
-        self._ended_s = self._warm_s = 0.0  # the last step's end; the warm-up's
-        self._lags: Counter[int] = Counter()
-        self._tickets: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter()
-        self._queue_s = 0.0
+        self._tally = Tally()
 
     def run(self) -> Forecast:
         """Until the last optimizer step.
@@ -94,7 +86,9 @@ class Simulation:
             while self._events and self._events[0][0] <= self._now:
                 heapq.heappop(self._events)[2]()
             self._settle()
-        return self._forecast()
+        for generator in self._generators:
+            generator.catch_up(self._tally.ended_s)
+        return self._tally.forecast(self._scenario, self._generators)
 
     # Events ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +145,6 @@ class Simulation:
         del self._out[ticket_id]
         group.generator.held.discard(ticket_id)
         heapq.heappush(self._by_held, (len(group.generator.held), group.generator.index))
-        self._tokens["received"] += group.tokens
         self._dirty = True
         self._missing -= ticket_id < self._foot + self._policy.window
         if self._scenario.filter_flat and self._random.random() < self._rates.zero_variance:
@@ -161,7 +154,7 @@ class Simulation:
 
     def _drop(self, ticket_id: int, reason: DropReason) -> None:
         del self._admitted[ticket_id]
-        self._tickets[reason.value] += 1
+        self._tally.tickets[reason.value] += 1
         self._dirty = True
 
     # Tickets --------------------------------------------------------------------------------------------------
@@ -217,9 +210,9 @@ class Simulation:
         lengths = groups[ticket_id % len(groups)] if self._scenario.in_order else self._random.choice(groups)
         if len(lengths) != self._scenario.samples:
             lengths = self._random.choices(lengths, k=self._scenario.samples)
-        self._tickets["issued"] += 1
+        self._tally.tickets["issued"] += 1
         self._admitted[ticket_id] = generator.acked
-        self._out[ticket_id] = _Group(generator.acked, generator, len(lengths))
+        self._out[ticket_id] = _Group(generator, len(lengths))
         generator.grant(self._now, ticket_id, lengths)
         self._watch(generator)
 
@@ -237,26 +230,15 @@ class Simulation:
             return
         groups = [self._finished.pop(ticket_id) for ticket_id in chosen]
         oldest = self._step - self._policy.max_lag
-        trained = 0
         for group in groups:
-            self._queue_s += (self._now - group.rewarded_s) * len(group.members)
-            for member in group.members:
-                for step, tokens in member.spans:
-                    if step >= oldest:
-                        self._lags[self._step - step] += tokens
-                        trained += tokens
-                    else:
-                        self._tokens["masked"] += tokens
-        self._tokens["trained"] += trained
-        self._tickets["trained"] += len(groups)
-        self._tokens["members"] += sum(len(group.members) for group in groups)
+            self._tally.consumed(group.members, self._step, oldest, self._now - group.rewarded_s)
         self._set_busy(True)
-        self._idle_s += self._now - self._free_since_s
+        self._tally.idle_s += self._now - self._free_since_s
         forwarded = sum(group.tokens for group in groups) + len(groups) * self._rates.prompt_tokens
         train_s = self._rates.train(forwarded / self._scenario.ranks)
         if self._scenario.beside and any(generator.wake_s < NEVER for generator in self._generators):
             train_s *= self._rates.train_beside
-        self._train_s += train_s
+        self._tally.train_s += train_s
         self._at(self._now + train_s, lambda: self._stepped(chosen))
 
     def _is_held_back(self) -> bool:
@@ -282,7 +264,7 @@ class Simulation:
 
     def _stepped(self, chosen: list[int]) -> None:
         self._step += 1
-        self._ended_s = self._now
+        self._tally.steps, self._tally.ended_s = self._step, self._now
         if self._step == self._scenario.warmup:
             self._forget()
         for ticket_id in chosen:
@@ -294,16 +276,13 @@ class Simulation:
             ready_s = self._now + publish_s + self._stage_s()
             step = self._step
             self._at(ready_s, lambda: self._staged(step))
-        self._push_s += publish_s
-        self._turn_s += self._rates.turn
+        self._tally.push_s += publish_s
+        self._tally.turn_s += self._rates.turn
         self._at(self._now + publish_s + self._rates.turn, self._free)
 
     def _forget(self) -> None:
         """The warm-up is over: rates, shares and lags begin here."""
-        self._warm_s = self._now
-        self._train_s = self._push_s = self._idle_s = self._turn_s = self._queue_s = 0.0
-        self._lags.clear()
-        self._tokens.clear()
+        self._tally.forget(self._now)
         for generator in self._generators:
             generator.catch_up(self._now)
             generator.work_s = generator.push_s = 0.0
@@ -348,36 +327,6 @@ class Simulation:
         heapq.heappush(self._by_held, (0, generator.index))
         self._dirty = True
         self._doom(generator)
-
-    # Result ---------------------------------------------------------------------------------------------------
-
-    def _forecast(self) -> Forecast:
-        wall_s, counted_s = self._ended_s, max(1e-9, self._ended_s - self._warm_s)
-        for generator in self._generators:
-            generator.catch_up(wall_s)
-        learner = np.array([self._train_s, self._push_s, self._idle_s, self._turn_s])
-        work = float(np.mean([generator.work_s for generator in self._generators])) / counted_s
-        push = float(np.mean([generator.push_s for generator in self._generators])) / counted_s
-        total = sum(self._lags.values()) or 1
-        histogram = [self._lags[lag] / total for lag in range(max(self._lags, default=0) + 1)]
-        return Forecast(
-            wall_s=wall_s,
-            steps=self._step,
-            tokens_per_s=self._tokens["trained"] / counted_s,
-            samples_per_s=self._tokens["members"] / counted_s,
-            lag_histogram=histogram,
-            learner=tuple((learner / max(1e-9, learner.sum())).tolist()),
-            generator=(work, push, max(0.0, 1.0 - work - push)),
-            queue_s=self._queue_s / max(1, self._tokens["members"]),
-            tickets=dict(self._tickets),
-            masked_tokens=self._tokens["masked"],
-            price=wall_s
-            / 3600
-            * (
-                self._scenario.replicas * self._scenario.generator_price
-                + self._scenario.ranks * self._scenario.rank_price
-            ),
-        )
 
 
 def simulate(scenario: Scenario, seed: int = 0) -> Forecast:
