@@ -29,18 +29,19 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from headway.errors import HeadwayError, RunFailed
+from headway.errors import RunFailed
 from headway_bench.harness import (
     Row,
+    exit_status,
     interleave,
     make_row,
     ratios_by_round,
     results_folder,
     rows_table,
+    wide_console,
     write_rows,
 )
 from headway_bench.peak_memory import peak_extra_mb
-from headway_bench.push import wide_console
 from headway_kernels.weight_delta import Delta, apply_delta, cast_and_diff, diff
 
 BAR = 0.6
@@ -261,12 +262,7 @@ def run_bench(options: Options, console: Console) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; 0: every bar was met, 1: one was not, 2: it could not run."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
-    try:
-        held = run_bench(options, wide_console())
-    except HeadwayError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0 if held else 1
+    return exit_status(lambda: run_bench(options, wide_console()))
 
 
 if __name__ == "__main__":

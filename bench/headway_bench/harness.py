@@ -6,18 +6,21 @@ is formed within a round and only then summarised, and a row carries all its val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from rich.console import Console
 from rich.table import Table
 
-from headway.errors import UnsupportedOption
+from headway.errors import HeadwayError, UnsupportedOption
 from headway_bench.machine import Hardware, installed_versions, this_commit, this_hardware
 
 Contestant = TypeVar("Contestant")
+REDIRECTED_WIDTH = 160
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -138,6 +141,21 @@ def make_row(
         versions=dict(versions) if versions is not None else installed_versions(),
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def exit_status(run: Callable[[], bool]) -> int:
+    """Runs a bench; 0: every bar and claim held, 1: one did not, 2: it could not run, and why is on stderr."""
+    try:
+        return 0 if run() else 1
+    except HeadwayError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def wide_console() -> Console:
+    """The terminal, or where the output goes to a file a width that no table has to fold into."""
+    console = Console()
+    return console if console.is_terminal else Console(width=REDIRECTED_WIDTH)
 
 
 def results_folder(base: Path, bench: str) -> Path:

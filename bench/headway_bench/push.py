@@ -21,8 +21,16 @@ import psutil
 import torch
 from rich.console import Console
 
-from headway.errors import HeadwayError, UnsupportedOption
-from headway_bench.harness import Row, interleave, results_folder, rows_table, write_rows
+from headway.errors import UnsupportedOption
+from headway_bench.harness import (
+    Row,
+    exit_status,
+    interleave,
+    results_folder,
+    rows_table,
+    wide_console,
+    write_rows,
+)
 from headway_bench.push_core import PUSH_CHANNELS, STAGES, PushContestant
 from headway_bench.push_fan import FanOut
 from headway_bench.push_member import touched
@@ -42,7 +50,6 @@ from headway_bench.push_wire import BASELINES, CHANNELS, Source, WireContestant,
 
 MB = 1_000_000
 STATES_EACH = 9  # whole states: fp32 masters and weights on two sides, buffers, a payload on its way
-REDIRECTED_WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -226,24 +233,13 @@ def run_bench(options: Options, console: Console) -> list[Finding]:
     return found
 
 
-def wide_console() -> Console:
-    """The terminal, or where the output goes to a file a width that no table has to fold into."""
-    console = Console()
-    return console if console.is_terminal else Console(width=REDIRECTED_WIDTH)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; 0: every bar was met, 1: one was not, 2: it could not run."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     torch.set_num_threads(1)
     # Ended from outside it still removes what it made in shared memory, which may be gigabytes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        found = run_bench(options, wide_console())
-    except HeadwayError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0 if all(finding.held for finding in found) else 1
+    return exit_status(lambda: all(finding.held for finding in run_bench(options, wide_console())))
 
 
 if __name__ == "__main__":

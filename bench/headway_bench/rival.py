@@ -18,16 +18,17 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from headway.errors import HeadwayError
 from headway_bench.contestants import CONTESTANTS, HEADWAY, USUAL, Contestant, Job, run_contestant
 from headway_bench.environment import RivalEnvironment, starting_checkpoint
 from headway_bench.harness import (
     Row,
+    exit_status,
     interleave,
     make_row,
     ratios_by_round,
     results_folder,
     rows_table,
+    wide_console,
     write_rows,
 )
 from headway_bench.machine import installed_versions
@@ -35,7 +36,6 @@ from headway_bench.rivals.workload import WORKLOADS, Workload
 from headway_bench.verdict import Finding, Outcome, findings, findings_table
 
 FIRST_SEED = 42
-REDIRECTED_WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -205,21 +205,10 @@ def run_bench(options: Options, console: Console) -> list[Finding]:
     return found
 
 
-def wide_console() -> Console:
-    """The terminal, or where the output goes to a file a width that no table has to fold into."""
-    console = Console()
-    return console if console.is_terminal else Console(width=REDIRECTED_WIDTH)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; 0: every claim that could be checked held, 1: one did not, 2: it could not run."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
-    try:
-        found = run_bench(options, wide_console())
-    except HeadwayError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0 if all(finding.held for finding in found) else 1
+    return exit_status(lambda: all(finding.held for finding in run_bench(options, wide_console())))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import torch
 
 from headway.errors import RunFailed
 from headway_bench import delta
-from headway_bench.harness import make_row, read_rows
-from headway_bench.push import wide_console
+from headway_bench.harness import make_row, read_rows, wide_console
 
 
 @pytest.fixture(autouse=True)

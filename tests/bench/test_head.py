@@ -9,10 +9,9 @@ import torch
 
 from headway.errors import RunFailed
 from headway_bench import head
-from headway_bench.harness import read_rows
+from headway_bench.harness import read_rows, wide_console
 from headway_bench.head_rivals import Rows, gradients
 from headway_bench.peak_memory import peak_extra_mb
-from headway_bench.push import wide_console
 from headway_kernels import native
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no native library was built")

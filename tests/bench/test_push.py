@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headway.errors import UnsupportedOption
-from headway_bench.harness import read_rows
-from headway_bench.push import check_memory, parse_options, run_bench, wide_console
+from headway_bench.harness import read_rows, wide_console
+from headway_bench.push import check_memory, parse_options, run_bench
 from headway_bench.push_report import Push, fan_findings, push_findings, push_rows, wire_findings, wire_rows
 
 

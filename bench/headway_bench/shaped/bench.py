@@ -17,9 +17,9 @@ import msgspec
 from rich.table import Table
 
 from headway.planner import Forecast, Scenario, constant, scenario_of, simulate
-from headway_bench.harness import Row, make_row, write_rows
+from headway_bench.harness import Row, make_row, wide_console, write_rows
 from headway_bench.shaped.cases import CASES, Case
-from headway_bench.shaped.play import PROMPT_TOKENS, Measured, config_of, play, wide_console
+from headway_bench.shaped.play import PROMPT_TOKENS, Measured, config_of, play
 
 MOST_RATE_ERROR = 0.10
 MOST_LAG_ERROR = 0.3

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import headway
 from headway.config import RunConfig
 from headway.errors import HeadwayError
 from headway.types import StepRecord, TimeSplit
 from headway_bench.shaped.shape import Shape, ShapeFile
 
-REDIRECTED_WIDTH = 130
 PROMPT_TOKENS = 5.0  # of the sort task's three digits
 
 
@@ -107,12 +104,6 @@ def measured(records: Sequence[StepRecord], warmup: int) -> Measured:
 
 def _idle_share(splits: Sequence[TimeSplit]) -> float:
     return sum(split.idle for split in splits) / max(1e-9, sum(split.total for split in splits))
-
-
-def wide_console() -> Console:
-    """The terminal, or where the output goes to a file a width that no table has to fold into."""
-    console = Console()
-    return console if console.is_terminal else Console(width=REDIRECTED_WIDTH)
 
 
 def config_of(sections: dict[str, Any]) -> RunConfig:
