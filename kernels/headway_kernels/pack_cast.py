@@ -90,7 +90,9 @@ class PackTable:
 
             self._cuda = DeviceParts(self._parts)
         elif self.backend == "cpu":
-            self._structs = (PackPartStruct * len(self._parts))(*map(_describe, self._parts))
+            self._structs = (PackPartStruct * len(self._parts))(
+                *(PackPartStruct(**struct_fields(part)) for part in self._parts)
+            )
 
     def run(self) -> None:
         """Moves every part; on CUDA enqueues one launch on the current stream."""
@@ -163,24 +165,26 @@ def _check(part: Part) -> None:
         )
 
 
-def _describe(part: Part) -> PackPartStruct:
+def struct_fields(part: Part) -> dict[str, int | None]:
+    """A checked part as the C structs of both libraries have it; a contiguous cast is one long row."""
     rows, columns = part.source.shape if part.source.dim() == 2 else (1, part.source.shape[0])
     source_stride, target_stride = _row_stride(part.source), _row_stride(part.target)
     if part.format == "cast" and source_stride == target_stride == columns:
-        rows, columns = 1, rows * columns  # one long row
-    return PackPartStruct(
-        source=part.source.data_ptr(),
-        target=part.target.data_ptr(),
-        scales=None if part.scales is None else part.scales.data_ptr(),
-        rows=rows,
-        columns=columns,
-        source_stride=source_stride,
-        target_stride=target_stride,
-        scale_stride=0 if part.scales is None else part.scales.shape[1],
-        source_dtype=DTYPE_CODES[part.source.dtype],
-        target_dtype=DTYPE_CODES.get(part.target.dtype, 0),
-        format=FORMATS.index(part.format),
-    )
+        rows, columns = 1, rows * columns  # narrow rows would leave lanes and threads idle
+        source_stride = target_stride = columns
+    return {
+        "source": part.source.data_ptr(),
+        "target": part.target.data_ptr(),
+        "scales": None if part.scales is None else part.scales.data_ptr(),
+        "rows": rows,
+        "columns": columns,
+        "source_stride": source_stride,
+        "target_stride": target_stride,
+        "scale_stride": 0 if part.scales is None else part.scales.shape[1],
+        "source_dtype": DTYPE_CODES[part.source.dtype],
+        "target_dtype": DTYPE_CODES.get(part.target.dtype, 0),
+        "format": FORMATS.index(part.format),
+    }
 
 
 def _row_stride(tensor: Tensor) -> int:

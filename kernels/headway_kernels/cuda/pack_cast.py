@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headway_kernels.cuda.library import PackPart, library
-from headway_kernels.delta_format import DTYPE_CODES
 from headway_kernels.errors import UnsupportedOption
-from headway_kernels.pack_cast import FORMATS, Part
+from headway_kernels.pack_cast import Part, struct_fields
 
 
 class DeviceParts:
@@ -32,7 +30,7 @@ class DeviceParts:
         if lacking is not None:
             raise UnsupportedOption(f"pack_cast: backend 'cuda' lacks these tensors: {lacking}")
         self._device = parts[0].source.device if parts else torch.device("cpu")
-        structs = (PackPart * len(parts))(*map(_describe, parts))
+        structs = (PackPart * len(parts))(*(PackPart(**struct_fields(part)) for part in parts))
         tiles = [self._lib.pack_tiles(struct) for struct in structs]
         assert min(tiles, default=0) >= 0, "checked parts have tiles"
         starts = np.zeros(len(parts) + 1, np.int64)
@@ -48,33 +46,6 @@ class DeviceParts:
             self._lib.call(
                 "pack_cast", self._device, self._table, self._first_tiles, self._num_parts, 0, self._num_tiles
             )
-
-
-def _describe(part: Part) -> PackPart:
-    rows, columns = part.source.shape if part.source.dim() == 2 else (1, part.source.shape[0])
-    source_stride, target_stride = _row_stride(part.source), _row_stride(part.target)
-    if part.format == "cast" and source_stride == target_stride == columns:
-        rows, columns = 1, rows * columns  # one long row: narrow rows would leave lanes idle
-        source_stride = target_stride = columns
-    return PackPart(
-        source=part.source.data_ptr(),
-        target=part.target.data_ptr(),
-        scales=None if part.scales is None else part.scales.data_ptr(),
-        rows=rows,
-        columns=columns,
-        source_stride=source_stride,
-        target_stride=target_stride,
-        scale_stride=0 if part.scales is None else part.scales.shape[1],
-        source_dtype=DTYPE_CODES[part.source.dtype],
-        target_dtype=DTYPE_CODES.get(part.target.dtype, 0),
-        format=FORMATS.index(part.format),
-    )
-
-
-def _row_stride(tensor: Tensor) -> int:
-    if tensor.dim() == 2 and tensor.shape[0] > 1:
-        return tensor.stride(0)
-    return tensor.shape[-1]
 
 
 assert ctypes.sizeof(PackPart) == 96, "HeadwayPackPart of csrc/cuda/headway_cuda.h"
