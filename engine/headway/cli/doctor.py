@@ -19,7 +19,10 @@ _PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pyzmq", "msgspec"
 _EXTRAS = {
     "reasoning_gym": "envs: data sets by name (env.name = gym:...)",
     "pyarrow": "envs: prompts from Parquet files",
-    "matplotlib": "report: plots of a run",
+    "plotly": "report: the page of a run (headway report, headway watch)",
+    "matplotlib": "report: plots of the benches",
+    "fsspec": "store: weights through an object store",
+    "zstandard": "zstd: compressed pushes",
     "flash_attn": "not used yet",
     "vllm": "not used yet",
 }
