@@ -39,7 +39,7 @@ from headway.learner.state import LearnerState, Piece, read_state
 from headway.model import Policy, load_policy, resolve_model
 from headway.trainer import FlatState, Trainer, TrainerState
 from headway.types import PolicyVersion, Ticket, Trajectory
-from headway.weights import state_digest
+from headway.weights import published_dtype, state_digest
 from headway.wire import decode
 from headway.wire.messages import Trajectories
 
@@ -281,8 +281,7 @@ class Replay:
         return self._trainer.copy_state(tensors), tensors
 
     def _compare_pushed(self, published: Published) -> None:
-        dtype = torch.bfloat16 if self._policy.manifest.dtype == "bfloat16" else torch.float32
-        digest = state_digest(self._policy.flat.to(dtype))
+        digest = state_digest(self._policy.flat.to(published_dtype(self._policy.manifest)))
         if digest == published.digest:
             self._verdict.pushed.append(published.version)
             return

@@ -31,7 +31,7 @@ from headway.model import Policy, save_policy
 from headway.telemetry import SplitClock
 from headway.trainer import Agreement
 from headway.types import LearnerStatus, PolicyVersion, StepRecord
-from headway.weights import Proof, state_digest
+from headway.weights import Proof, published_dtype, state_digest
 from headway.wire.messages import SCHEMA, Cancel, DataMessage, Grant, Hello, Welcome
 
 REWARD_WAIT_S = 1.0
@@ -48,7 +48,7 @@ class DirectWeights:
 
     def publish(self, version: PolicyVersion) -> float:
         """The trainer's weights, as they are now, are `version`; returns the share of elements that changed."""
-        dtype = torch.bfloat16 if self.policy.manifest.dtype == "bfloat16" else torch.float32
+        dtype = published_dtype(self.policy.manifest)
         published = self.policy.flat.to(dtype)
         self.version, self.digest = version, state_digest(published)
         bits = published.view(torch.int16 if dtype is torch.bfloat16 else torch.int32)

@@ -13,7 +13,7 @@ from headway.weights.doubled import DoubledServed
 from headway.weights.open import choose_channel, open_publisher, open_receiver, open_sender, open_stager
 from headway.weights.publisher import Published, WeightPublisher
 from headway.weights.segment import segment_name
-from headway.weights.served import FlatServed, Served, SlicedServed
+from headway.weights.served import FlatServed, Served, SlicedServed, published_dtype
 from headway.weights.staged import Proof
 from headway.weights.stager import Stager
 from headway.weights.stager_thread import StagerThread
@@ -39,6 +39,7 @@ __all__ = [
     "open_receiver",
     "open_sender",
     "open_stager",
+    "published_dtype",
     "segment_name",
     "state_digest",
 ]
