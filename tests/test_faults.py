@@ -196,7 +196,7 @@ def test_a_generator_may_be_killed_at_start_up_and_in_mid_request_and_frozen(rec
     noticed = watch.said(rf"generator-0 \(pid {killed.pid}\) was ended by SIGKILL.*restart 2 of")
     assert noticed is not None
     assert noticed - killed_at < 2 * HEARTBEAT_S + SLACK_S
-    noticed = watch.said(rf"generator-0 \(pid {frozen.pid}\) is given up and killed: silent for")
+    noticed = watch.said(rf"generator-0 \(pid {frozen.pid}\) is given up and killed: frozen by a signal")
     assert noticed is not None
     assert HEARTBEAT_S < noticed - frozen_at < 2 * HEARTBEAT_S + SLACK_S
     assert watch.said("restart 3 of") is not None

@@ -101,6 +101,10 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         self.wait(5.0)
 
+    def is_frozen(self, heartbeat_s: float) -> bool:
+        """Stopped for a whole heartbeat: what its end and the news of it take stays within the second."""
+        return self.poll() is None and self.frozen_s() > heartbeat_s
+
     def frozen_s(self) -> float:
         """Seconds since it was first seen stopped (SIGSTOP); 0 when it runs, or where that cannot be seen."""
         try:

@@ -60,7 +60,7 @@ class Fleet:
             return
         for index, child in list(self._children.items()):
             # One that has not joined yet is in no list of the learner's, so nobody else would miss it.
-            if child.poll() is None and child.frozen_s() > 2 * self._config.stream.heartbeat_s:
+            if child.is_frozen(self._config.stream.heartbeat_s):
                 self.lost(index, child.pid, "frozen by a signal (SIGSTOP)")
             if child.poll() is not None:
                 del self._children[index]

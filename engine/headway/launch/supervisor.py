@@ -259,7 +259,7 @@ class Supervisor:
             if self._status is None and self._stop is None:
                 raise RunFailed(f"{learner.ending()}\n{self._advice()}")
             self._status = self._status or self._stopped()
-        elif learner.frozen_s() > 2 * self._config.stream.heartbeat_s:
+        elif learner.is_frozen(self._config.stream.heartbeat_s):
             learner.kill()
             raise RunFailed(
                 f"learner (pid {learner.pid}) was frozen by a signal (SIGSTOP); it was killed\n{self._advice()}"
