@@ -260,6 +260,9 @@ class Supervisor:
                 raise RunFailed(f"{learner.ending()}\n{self._advice()}")
             self._status = self._status or self._stopped()
         elif learner.is_frozen(self._config.stream.heartbeat_s):
+            self._note(
+                f"learner (pid {learner.pid}) is frozen by a signal (SIGSTOP): it is killed, the run ends"
+            )
             learner.kill()
             raise RunFailed(
                 f"learner (pid {learner.pid}) was frozen by a signal (SIGSTOP); it was killed\n{self._advice()}"
