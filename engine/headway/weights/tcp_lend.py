@@ -4,8 +4,8 @@
 
 On loopback the receiver then reads straight from the sender's pages, so they must keep their bytes until it has.
 Nothing tells when that is; but what is sent after them by copy has to queue behind them, and a queue is bounded by
-the buffers of the two sockets. Whoever sends COPIED_TAIL_BYTES by copy after the last lent byte, and has seen the kernel
-take them, may let the memory go. Until then a changed byte is caught by the receiver's digest like any other damage.
+the buffers of the two sockets. Whoever sends COPIED_TAIL_BYTES by copy after the last lent byte, and has seen the
+kernel take them, may let the memory go. Until then the receiver's digest catches a changed byte as any other damage.
 """
 
 from __future__ import annotations
