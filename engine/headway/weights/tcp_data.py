@@ -5,7 +5,6 @@
 
 One request is answered by all chunks from the first on, so TCP's own flow control is the back-pressure, and the
 kernel copies straight into the destination: twice what ZeroMQ reaches, which reads into a buffer of its own first.
-On loopback a payload that never changes is lent to the kernel instead of copied (tcp_lend), all but its tail.
 The server has a thread for each connection; the client is used by whoever fetches. Every wait is bounded.
 """
 
@@ -22,9 +21,8 @@ from enum import IntEnum
 from headway.errors import StreamError, WireError
 from headway.stream.endpoint import is_local
 from headway.types import PolicyVersion
-from headway.weights.chunks import Assembly, ChunkedPayload
-from headway.weights.serving import ChunkSource, Finder, NotYet
-from headway.weights.tcp_lend import COPIED_TAIL_BYTES, Lender
+from headway.weights.chunks import Assembly
+from headway.weights.serving import Finder, NotYet
 from headway.weights.tcp_wire import Want
 
 _log = logging.getLogger(__name__)
@@ -65,12 +63,8 @@ def open_listener(host: str, port: int) -> sockets.socket:
     return listener
 
 
-def _is_loopback(host: str) -> bool:
-    return is_local(f"tcp://{host}:1")
-
-
 def _size_buffers(socket: sockets.socket, host: str) -> None:
-    if _is_loopback(host):
+    if is_local(f"tcp://{host}:1"):
         # What is in flight stays in the cache. Over a network the kernel must size its buffers by the round trip.
         socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, LOOPBACK_BUFFER_BYTES)
         socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, LOOPBACK_BUFFER_BYTES)
@@ -107,7 +101,6 @@ class DataServer:
         self.rejected: Counter[str] = Counter()
         self._find, self._changed = find, changed
         self._alive_s, self._stall_s = alive_s, stall_s
-        self._lends = _is_loopback(host)
         self._listener = open_listener(host, port)
         self.endpoint = f"tcp://{host}:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
@@ -131,9 +124,7 @@ class DataServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: sockets.socket) -> None:
-        lender: Lender | None = None
         try:
-            lender = self._open_lender()
             connection.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
             connection.settimeout(HELLO_S)
             while not self._closing:
@@ -141,7 +132,7 @@ class DataServer:
                 if want is None:
                     return
                 connection.settimeout(self._stall_s)
-                self.answer(connection, want, lender)
+                self.answer(connection, want)
                 connection.settimeout(None)  # a client keeps its connection from one push to the next
         except WireError as fault:
             self.rejected[fault.reason] += 1
@@ -153,20 +144,8 @@ class DataServer:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
-            if lender is not None:
-                lender.close()
 
-    def _open_lender(self) -> Lender | None:
-        if not self._lends:
-            return None
-        try:
-            return Lender()
-        except OSError as error:
-            self._lends = False
-            _log.info("weights are copied into the kernel, not lent to it: %s", error)
-            return None
-
-    def answer(self, connection: sockets.socket, want: Want, lender: Lender | None = None) -> None:
+    def answer(self, connection: sockets.socket, want: Want) -> None:
         """Send every chunk from `want.index` on, as they become ready; or say that there will be none.
 
         Raises:
@@ -190,12 +169,7 @@ class DataServer:
             with self._lock:  # before it goes, so that what a client has was counted
                 self.bytes_sent += body.nbytes
                 self.chunks_sent += 1
-            head = _RECORD.pack(Record.CHUNK, index, digest, body.nbytes)
-            if lender is not None and _may_lend(source, index):
-                connection.sendall(head, sockets.MSG_MORE)
-                lender.send(connection, body)
-            else:
-                _send(connection, head, body)
+            _send(connection, _RECORD.pack(Record.CHUNK, index, digest, body.nbytes), body)
             index += 1
             if index == source.plan.num_chunks:
                 return
@@ -285,12 +259,6 @@ class DataClient:
     def close(self) -> None:
         """Drop the connection."""
         self._socket.close()
-
-
-def _may_lend(source: ChunkSource, index: int) -> bool:
-    """Whether the chunk keeps its bytes until the peer has read them: see tcp_lend."""
-    end = source.plan.bounds(index)[1]
-    return isinstance(source, ChunkedPayload) and source.plan.num_bytes - end >= COPIED_TAIL_BYTES
 
 
 def _read_request(connection: sockets.socket) -> Want | None:

@@ -117,9 +117,9 @@ def test_a_transfer_that_is_cut_again_and_again_goes_on_where_it_was(
     starts: list[int] = []
     answer = DataServer.answer
 
-    def noted(server: DataServer, connection: Any, want: Want, *rest: Any) -> None:
+    def noted(server: DataServer, connection: Any, want: Want) -> None:
         starts.append(want.index)
-        answer(server, connection, want, *rest)
+        answer(server, connection, want)
 
     monkeypatch.setattr(DataServer, "answer", noted)
     learner = sender()
@@ -171,7 +171,7 @@ def test_a_relay_that_goes_silent_is_routed_around(
         assert end._offer.parent
     over = threading.Event()
     if relay._data is not None:  # as if frozen, towards those who ask it
-        relay._data.answer = lambda *_: over.wait(20)
+        relay._data.answer = lambda connection, want: over.wait(20)
     else:
         relay._relay.turn = lambda: None
         relay._relay.server.reassure = lambda: None
