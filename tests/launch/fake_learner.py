@@ -93,7 +93,12 @@ class FakeLearner:
         (self.folder.path / "over").touch()
         self.control.send(Event(status=msgspec.json.encode(self.tally.status(status, ""))))
         self.control.close()
+        if self.arguments.get("learner") == "freezes_at_the_end":
+            self.freezes()
         return 0
+
+    def freezes_at_the_end(self) -> None:
+        pass
 
     def goes_on(self) -> None:
         pass

@@ -13,6 +13,7 @@ import pytest
 from headway import Engine, RunFailed
 from headway.errors import ConfigError
 from headway.launch.leftovers import shared_directory
+from headway.launch.supervisor import FAREWELL_S
 from headway.stream import request
 from headway.telemetry import MemorySink, read_records
 from headway.wire.messages import Command
@@ -144,6 +145,19 @@ def test_the_end_of_the_learner_ends_the_run_with_its_cause(
     assert engine.status is not None
     assert (engine.status.status, engine.status.step) == ("failed", 2)
     assert '"status": "failed"' in (engine.run_dir / "summary.json").read_text()
+    assert (leftovers(engine), living(engine)) == ([], [])
+
+
+def test_a_learner_that_freezes_after_its_last_event_is_not_waited_for(tmp_path: Path) -> None:
+    sink = MemorySink()
+    started_s = time.monotonic()
+    with (
+        start(tmp_path, sink, args={"learner": "freezes_at_the_end"}, stream={"heartbeat_s": 0.2}) as engine,
+        pytest.raises(RunFailed, match=r"after its last update, learner \(pid"),
+    ):
+        list(engine)
+    assert time.monotonic() - started_s < FAREWELL_S
+    assert any("frozen by a signal (SIGSTOP)" in note for note in sink.notes)
     assert (leftovers(engine), living(engine)) == ([], [])
 
 

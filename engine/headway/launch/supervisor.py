@@ -260,10 +260,7 @@ class Supervisor:
                 raise RunFailed(f"{learner.ending()}\n{self._advice()}")
             self._status = self._status or self._stopped()
         elif learner.is_frozen(self._config.stream.heartbeat_s):
-            self._note(
-                f"learner (pid {learner.pid}) is frozen by a signal (SIGSTOP): it is killed, the run ends"
-            )
-            learner.kill()
+            self._end_frozen(learner)
             raise RunFailed(
                 f"learner (pid {learner.pid}) was frozen by a signal (SIGSTOP); it was killed\n{self._advice()}"
             )
@@ -273,6 +270,10 @@ class Supervisor:
                 f"the learner did not come up within stream.startup_deadline_s = "
                 f"{self._config.stream.startup_deadline_s:g} s: {learner.ending()}"
             )
+
+    def _end_frozen(self, learner: Child) -> None:
+        self._note(f"learner (pid {learner.pid}) is frozen by a signal (SIGSTOP): it is killed, the run ends")
+        learner.kill()
 
     def _advice(self) -> str:
         return (
@@ -296,6 +297,9 @@ class Supervisor:
         end_s = time.monotonic() + FAREWELL_S
         while learner.poll() is None and time.monotonic() < end_s:
             if self._stop is not None and self._patience_is_over(self._stop):
+                break
+            if learner.is_frozen(self._config.stream.heartbeat_s):
+                self._end_frozen(learner)
                 break
             learner.wait(TICK_S)
         code = learner.poll()
