@@ -34,6 +34,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "algo.clip_high": {"algo.objective": "grpo"},
     "algo.dual_clip": {"algo.objective": "grpo"},
     "staleness.window": {"staleness.max_lag": 4},
+    "generator.vllm": {"generator.engine": "vllm"},
     "push.store": {"push.channel": "store"},
     "push.interval": {"staleness.max_lag": 8},
     "stream.bind": {"stream.transport": "tcp"},
@@ -49,6 +50,7 @@ OTHER: dict[str, Any] = {
     "algo.dual_clip": 3.0,
     "learner.warmup_steps": 7,
     "env.args": {"digits": 5},
+    "generator.vllm": {"block_size": 16},
     "stream.bind": "tcp://127.0.0.1:5700",
     "sampling.stop_strings": ["\n"],
 }

@@ -51,7 +51,37 @@ def _compression_is_read(config: RunConfig) -> str:
     return f"{push.compression!r} would only slow shared memory down; nearest: compression = 'none'"
 
 
+def _vllm_can_apply(config: RunConfig) -> str:
+    push = config.push
+    if config.generator.engine != "vllm" or push.apply in ("auto", "copy"):
+        return ""
+    return (
+        f"{push.apply!r} needs weights in the published layout, and vLLM fuses them; nearest for "
+        "generator.engine = 'vllm': apply = 'auto'"
+    )
+
+
+def _vllm_can_rebuild(config: RunConfig) -> str:
+    push = config.push
+    if config.generator.engine != "vllm" or push.kv in ("keep", "recompute"):
+        return ""
+    return (
+        f"{push.kv!r}: vLLM's cache is kept or dropped as a whole; allowed for generator.engine = 'vllm': "
+        "'keep', 'recompute'"
+    )
+
+
+def _vllm_is_read(config: RunConfig) -> str:
+    generator = config.generator
+    if generator.engine == "vllm" or not generator.vllm:
+        return ""
+    return f"{generator.vllm!r} is for generator.engine = 'vllm', this is {generator.engine!r}; take one of the two out"
+
+
 PUSH_RULES = (
+    Rule(("generator.vllm", "generator.engine"), _vllm_is_read),
+    Rule(("push.apply", "generator.engine"), _vllm_can_apply),
+    Rule(("push.kv", "generator.engine"), _vllm_can_rebuild),
     Rule(("push.apply", "push.channel", "push.dtype"), _swap_is_possible),
     Rule(("push.kv", "push.mode"), _kv_is_read),
     Rule(("push.compression", "push.channel"), _compression_is_read),

@@ -244,7 +244,14 @@ class PushConfig(Section):
 class GeneratorConfig(Section):
     """The generators."""
 
-    engine: Literal["torch"] = Field(default="torch", description="the embedded engine")
+    engine: Literal["torch", "vllm"] = Field(
+        default="torch",
+        description="torch: the embedded engine; vllm: vLLM's, stepped in the generator's process",
+    )
+    vllm: dict[str, Any] = Field(
+        default_factory=dict,
+        description="vLLM's own engine arguments; those that headway sets are refused by name",
+    )
     replicas: int = Field(default=1, ge=1, le=64, description="generator processes")
     max_running: int = Field(default=256, ge=1, description="sequences decoded at once by one generator")
     kv_tokens: int = Field(

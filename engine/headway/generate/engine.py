@@ -34,6 +34,7 @@ from headway.generate.slots import RegionAllocator, make_pool
 from headway.generate.stops import StopTable
 from headway.model import AttentionContext, Policy
 from headway.types import FinishReason, Manifest, PolicyVersion
+from headway.weights.served import FlatServed, Served
 from headway_kernels.sampling import sample_tokens
 
 
@@ -88,6 +89,11 @@ class TorchEngine:
     def flat(self) -> Tensor:
         """The weights it serves, fp32 [num_elements]."""
         return self.policy.flat
+
+    @property
+    def served(self) -> Served:
+        """Its weights, written in place or swapped."""
+        return FlatServed(self, self.manifest)
 
     @property
     def version(self) -> PolicyVersion | None:

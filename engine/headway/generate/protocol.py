@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headway.errors import HeadwayError
 from headway.types import DropReason, FinishReason, Manifest, PolicyVersion, Sampling, VersionSpan
+from headway.weights.served import Served
 
 
 @dataclass(frozen=True)
@@ -121,20 +122,16 @@ class InferenceEngine(Protocol):
         ...
 
     @property
-    def flat(self) -> Tensor:
-        """The weights it serves, fp32 [num_elements] in the manifest's order; written by `apply` alone."""
+    def served(self) -> Served:
+        """Its weights, for a stager to push into."""
         ...
 
     def apply(self, copy: Callable[[Tensor], PolicyVersion]) -> None:
-        """Put a version in force: `copy` fills the flat weights and says which it is.
+        """Put a version in force: `copy` fills all flat weights, fp32 [num_elements], and says which it is.
 
         Requests in flight go on under it. If `copy` raises, the weights may be of no version: a step raises
         WeightError until another apply has succeeded.
         """
-        ...
-
-    def swap(self, flat: Tensor, version: PolicyVersion) -> None:
-        """Put `version` in force by serving from `flat` (fp32 [num_elements]); nothing is copied."""
         ...
 
     def hold(self, held: bool) -> None:

@@ -24,14 +24,14 @@ from types import FrameType
 from headway.config import RunConfig, open_run, threads
 from headway.errors import HeadwayError, StreamError
 from headway.generator.rollout import Rollout
-from headway.generator.setup import build_engine, build_rewards, set_threads
+from headway.generator.setup import build_engine, build_rewards, build_served, set_threads
 from headway.model import load_tokenizer, resolve_model
 from headway.stream import ClientSecurity, Endpoints, GeneratorSocket, HeartbeatThread, host_of
 from headway.stream.keys import DEFAULT_CLIENT
 from headway.stream.waker import Waker
 from headway.telemetry import SplitClock, log_to, watch_parent
 from headway.types import Manifest
-from headway.weights import DoubledServed, FlatServed, StagerThread, open_stager
+from headway.weights import StagerThread, open_stager
 from headway.wire.messages import (
     SCHEMA,
     Bye,
@@ -192,8 +192,7 @@ class GeneratorProcess:
             )
         if self._weights is not None:
             self._weights.close()
-        doubled = self._config.push.apply == "double"
-        served = (DoubledServed if doubled else FlatServed)(self._engine, manifest)
+        served = build_served(self._config, self._engine)
         self._weights = StagerThread(
             lambda: open_stager(
                 welcome.weight_channel,

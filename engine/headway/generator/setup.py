@@ -9,15 +9,42 @@ import torch
 
 from headway.config import RunConfig
 from headway.envs import EnvSpec, RewardPool
-from headway.generate import TorchEngine
+from headway.generate import InferenceEngine, TorchEngine
 from headway.model import Tokenizer, load_policy
+from headway.weights import DoubledServed, Served
 
 
-def build_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> TorchEngine:
+def build_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> InferenceEngine:
     """The engine of a recipe, without any version in force.
 
     Args:
         folder: of the model; its weights are replaced by the first push.
+
+    Raises:
+        ModelError: the folder cannot be used. UnsupportedOption: vLLM is not there, or refuses an argument.
+    """
+    if config.generator.engine == "vllm":
+        return _build_vllm(config, folder, tokenizer)
+    return build_torch_engine(config, folder, tokenizer)
+
+
+def _build_vllm(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> InferenceEngine:
+    from headway.generate.vllm import open_vllm  # imports vLLM's side only where it is wanted
+    from headway.generate.vllm.start import Sizes
+
+    generator = config.generator
+    return open_vllm(
+        folder,
+        published_dtype=config.push.dtype,
+        sizes=Sizes(generator.max_running, generator.kv_tokens, generator.prefill_tokens),
+        kv=config.push.kv,
+        options=generator.vllm,
+        decode=tokenizer.decode,
+    )
+
+
+def build_torch_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> TorchEngine:
+    """The embedded engine of a recipe, without any version in force.
 
     Raises:
         ModelError: the folder cannot be used.
@@ -36,6 +63,14 @@ def build_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Torch
         kv=int(config.push.kv) if config.push.kv.isdigit() else config.push.kv,
         decode=tokenizer.decode,
     )
+
+
+def build_served(config: RunConfig, engine: InferenceEngine) -> Served:
+    """An engine's weights as pushes are to be applied to them."""
+    if config.push.apply == "double":
+        assert isinstance(engine, TorchEngine), "refused for the others when the recipe is read"
+        return DoubledServed(engine, engine.manifest)
+    return engine.served
 
 
 def build_rewards(config: RunConfig) -> RewardPool:

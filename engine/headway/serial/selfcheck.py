@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headway.buffer import Group
 from headway.config import RunConfig, derived
 from headway.envs import EnvSpec, load_environment
-from headway.generate import GroupRequest, TorchEngine, mix
+from headway.generate import GroupRequest, InferenceEngine, mix
 from headway.generator import build_engine
 from headway.learner.prompts import PromptSource
 from headway.learner.setup import recipe_of
@@ -121,7 +121,7 @@ class SelfCheck:
         shifted = float(np.abs(learner[:-1] - behaviour[1:]).mean()) if len(learner) > 1 else 1.0
         return Finding("shifted by one: mean |pi - mu|", shifted, 10 * self._limit, at_least=True)
 
-    def _pushes(self, engine: TorchEngine) -> Iterable[Finding]:
+    def _pushes(self, engine: InferenceEngine) -> Iterable[Finding]:
         """The same weights pushed again and again with requests in flight must change nothing."""
         worst = []
         for _ in range(NUM_PUSHES):
@@ -131,7 +131,7 @@ class SelfCheck:
         trend = float(np.mean(worst[-5:]) - np.mean(worst[:5]))
         yield Finding(f"{NUM_PUSHES} pushes: drift of max |pi - mu|", trend, self._limit / 10)
 
-    def _there_and_back(self, engine: TorchEngine) -> Iterable[Finding]:
+    def _there_and_back(self, engine: InferenceEngine) -> Iterable[Finding]:
         """Push A, then B, then A: the engine must be a fresh one, bit for bit."""
         original = self._policy.flat.clone()
         noise = torch.Generator().manual_seed(1)
@@ -156,18 +156,18 @@ class SelfCheck:
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _fresh_engine(self) -> TorchEngine:
+    def _fresh_engine(self) -> InferenceEngine:
         engine = build_engine(self._config, self._folder, self._tokenizer)
         self._push(engine)
         return engine
 
-    def _push(self, engine: TorchEngine) -> None:
+    def _push(self, engine: InferenceEngine) -> None:
         version = PolicyVersion(0, self._next_step)
         self._next_step += 1
         engine.apply(lambda flat: (flat.copy_(self._policy.flat), version)[1])
 
     def _generate(
-        self, engine: TorchEngine, temperature: float, *, push_between: bool = False, seed: int = 0
+        self, engine: InferenceEngine, temperature: float, *, push_between: bool = False, seed: int = 0
     ) -> list[Group]:
         config = self._config.model_copy(
             update={"sampling": self._config.sampling.model_copy(update={"temperature": temperature})}

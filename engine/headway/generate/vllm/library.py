@@ -1,0 +1,135 @@
+"""The one place that knows vLLM's versions: import, what is allowed to be set, and where the live model is.
+
+vLLM is imported when an engine is opened and not before; its settings of the environment must be there by then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from headway.errors import UnsupportedOption
+
+OLDEST, BEYOND = (0, 28), (0, 34)
+"""Versions that this package was written for: OLDEST <= version < BEYOND."""
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core is stepped here, between two pushes
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",  # models are folders
+}
+
+OWNED: dict[str, str] = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "skip_tokenizer_init": "the learner tokenises",
+    "logprobs_mode": "the ratio needs the log-probs of what was sampled from",
+    "max_num_seqs": "generator.max_running",
+    "max_num_batched_tokens": "generator.prefill_tokens",
+    "num_gpu_blocks_override": "generator.kv_tokens",
+    "kv_cache_memory_bytes": "generator.kv_tokens",
+    "async_scheduling": "tokens and weights change in turn",
+    "load_format": "weights come by push",
+    "distributed_executor_backend": "the model is written in this process",
+    "disable_log_stats": "headway's own metrics",
+    "quantization": "pushed weights are not quantised",
+    "enable_lora": "adapters are not pushed",
+}
+"""Engine arguments that headway sets, each with the key or the reason."""
+
+ONE_PROCESS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse engine arguments that headway owns, or that need more than one process. Does not import vLLM.
+
+    Raises:
+        UnsupportedOption: names the argument.
+    """
+    for name, value in arguments.items():
+        if name in OWNED:
+            raise UnsupportedOption(
+                f"generator.vllm.{name} = {value!r}: set by headway ({OWNED[name]}); take it out"
+            )
+        if name in ONE_PROCESS and value != 1:
+            raise UnsupportedOption(
+                f"generator.vllm.{name} = {value!r}: weights are written into one process's model; allowed: 1. "
+                "More GPUs: generator.replicas"
+            )
+
+
+def load_vllm() -> ModuleType:
+    """The vllm module, of a version that is known here.
+
+    Raises:
+        UnsupportedOption: not installed, or of another version.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        module = importlib.import_module("vllm")
+    except ImportError as error:
+        raise UnsupportedOption(
+            f"generator.engine = 'vllm' needs the package vllm, {_range()}: {error}. Install it into this "
+            "environment (on a machine without a GPU: `make vllm-env`), or set generator.engine = 'torch'"
+        ) from error
+    version = str(getattr(module, "__version__", "unknown"))
+    parts = version.split(".")
+    known = len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit()
+    if not (known and OLDEST <= (int(parts[0]), int(parts[1])) < BEYOND):
+        raise UnsupportedOption(
+            f"generator.engine = 'vllm': vllm {version} is installed; supported: {_range()}"
+        )
+    return module
+
+
+def _range() -> str:
+    return f"{OLDEST[0]}.{OLDEST[1]} <= version < {BEYOND[0]}.{BEYOND[1]}"
+
+
+def engine_arguments(vllm: ModuleType, arguments: Mapping[str, Any]) -> Any:
+    """vLLM's EngineArgs.
+
+    Raises:
+        UnsupportedOption: it knows no such argument, or refuses a value.
+    """
+    known = {field.name for field in dataclasses.fields(vllm.EngineArgs)}
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            raise UnsupportedOption(
+                f"generator.vllm.{name}: vllm {vllm.__version__} has no such engine argument"
+                f"{f'; did you mean {near[0]}?' if near else ''}"
+            )
+    try:
+        return vllm.EngineArgs(**arguments)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedOption(f"generator.vllm: vllm {vllm.__version__} refuses: {error}") from error
+
+
+def live_runner(llm: Any) -> Any:
+    """The model runner of an in-process LLMEngine.
+
+    Raises:
+        UnsupportedOption: the engine core runs in another process.
+    """
+    core = getattr(llm.engine_core, "engine_core", None)
+    if core is None:
+        raise UnsupportedOption(
+            "generator.engine = 'vllm': the engine core runs in a process of its own; unset "
+            "VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0"
+        )
+    driver = core.model_executor.driver_worker
+    return getattr(driver, "worker", driver).model_runner
+
+
+def num_kv_tokens(llm: Any) -> int:
+    """Tokens that the KV cache holds."""
+    config = llm.vllm_config.cache_config
+    return int(config.num_gpu_blocks) * int(config.block_size)

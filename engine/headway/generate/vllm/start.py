@@ -1,0 +1,125 @@
+"""From a model folder to a vLLM engine whose weights can be pushed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.errors import ModelError, UnsupportedOption
+from headway.generate.slots import MAX_POOL_BYTES
+from headway.generate.vllm.engine import Limits, VLLMEngine
+from headway.generate.vllm.library import (
+    check_arguments,
+    engine_arguments,
+    live_runner,
+    load_vllm,
+    num_kv_tokens,
+)
+from headway.generate.vllm.weights import serve
+from headway.model import Policy, load_policy
+from headway.weights.served import TORCH_DTYPES
+
+_log = logging.getLogger(__name__)
+BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the engine must hold.
+
+    Attributes:
+        max_running: sequences at once; kv_tokens: of the cache, 0: what max_running sequences of the full context
+            need, at most 4 GiB on a CPU, and what vLLM finds free on a GPU; prefill_tokens: prompt tokens of a step.
+    """
+
+    max_running: int
+    kv_tokens: int
+    prefill_tokens: int
+
+
+def open_vllm(
+    folder: Path,
+    *,
+    published_dtype: str,
+    sizes: Sizes,
+    kv: str,
+    options: Mapping[str, Any],
+    decode: Callable[[Sequence[int]], str],
+) -> VLLMEngine:
+    """An engine without any version in force.
+
+    Args:
+        folder: of the model, in transformers format; vLLM loads it too.
+        published_dtype: of what will be pushed; vLLM computes in it unless options["dtype"] is "float32".
+        kv: "keep" or "recompute"; options: vLLM's own engine arguments.
+
+    Raises:
+        UnsupportedOption: vLLM is missing, of an unknown version, or refuses an argument.
+        ModelError: vLLM cannot load the model. WeightError: its weights cannot be written in place.
+    """
+    check_arguments(options)
+    vllm = load_vllm()
+    policy = load_policy(folder, published_dtype=published_dtype, with_grad=False)
+    arguments = _arguments(folder, policy, published_dtype, sizes, options, on_gpu=torch.cuda.is_available())
+    prepared = engine_arguments(vllm, arguments)
+    try:
+        llm = vllm.LLMEngine.from_engine_args(prepared)
+    except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
+        raise ModelError(f"vllm {vllm.__version__} cannot serve {folder}: {error}") from error
+    limits = Limits(
+        min(policy.context_length, int(llm.vllm_config.model_config.max_model_len)),
+        policy.vocab_size,
+        num_kv_tokens(llm),
+        sizes.max_running,
+    )
+    engine = VLLMEngine(vllm, llm, manifest=policy.manifest, limits=limits, kv=kv, decode=decode)
+    engine.serve(serve(live_runner(llm), policy.manifest, policy.flat, engine))
+    _log.info("vllm %s, %s, %d tokens of KV cache", vllm.__version__, arguments["dtype"], limits.pool_tokens)
+    return engine
+
+
+def _arguments(
+    folder: Path,
+    policy: Policy,
+    published_dtype: str,
+    sizes: Sizes,
+    options: Mapping[str, Any],
+    *,
+    on_gpu: bool,
+) -> dict[str, Any]:
+    dtype = str(options.get("dtype", published_dtype))
+    if dtype not in (published_dtype, "float32"):
+        raise UnsupportedOption(
+            f"generator.vllm.dtype = {dtype!r}: weights are published in {published_dtype} (push.dtype) and cannot be "
+            f"rounded again on arrival; allowed: {published_dtype!r}, 'float32'"
+        )
+    arguments: dict[str, Any] = {
+        "enforce_eager": not on_gpu,
+        "max_model_len": policy.context_length,
+        "block_size": BLOCK_TOKENS,
+        "enable_prefix_caching": True,
+        **options,
+        "dtype": dtype,
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",
+        "max_num_seqs": sizes.max_running,
+        "max_num_batched_tokens": max(sizes.prefill_tokens, sizes.max_running, policy.context_length),
+        "async_scheduling": False,
+        "distributed_executor_backend": "uni",
+        "disable_log_stats": True,
+    }
+    if sizes.kv_tokens or not on_gpu:
+        size = TORCH_DTYPES[dtype].itemsize
+        token_bytes = 2 * policy.num_layers * policy.num_kv_heads * policy.head_dim * size
+        wanted = sizes.kv_tokens or min(
+            sizes.max_running * int(arguments["max_model_len"]), MAX_POOL_BYTES // token_bytes
+        )
+        blocks = -(-wanted // int(arguments["block_size"]))
+        arguments["kv_cache_memory_bytes"] = (blocks + 2) * int(arguments["block_size"]) * token_bytes
+    return arguments
