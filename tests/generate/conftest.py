@@ -29,8 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,  # vLLM's CPU attention takes no smaller one
         max_position_embeddings=CONTEXT,
         initializer_range=0.2,  # far from uniform, so that a wrong key, position or version is not hidden
         bos_token_id=1,
@@ -52,8 +53,10 @@ def decode(ids: Sequence[int]) -> str:
 class Versions:
     """Weights by version number; 0 is the folder's, the others are far from it and from each other."""
 
+    decode = staticmethod(decode)
+
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = self._folder = folder
         self.flat = {0: load_policy(folder, with_grad=False).flat.clone()}
         for number in range(1, 6):
             noise = torch.Generator().manual_seed(number)

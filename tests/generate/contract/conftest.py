@@ -18,6 +18,8 @@ import torch
 
 from headway.envs import Completion, RewardResult
 from headway.generate import InferenceEngine
+from headway.generate.vllm.library import live_runner
+from headway.generate.vllm.weights import live_tensors
 from headway.generator import Rollout
 from headway.types import PolicyVersion, Sampling, Ticket, Trajectory
 from headway.weights import DoubledServed, FlatServed, Served, Stager, WeightPublisher
@@ -31,11 +33,13 @@ class UnderTest:
 
     Attributes:
         served: its weights; watch: from now on calls a function before every forward.
+        extremes: the smallest and the largest of all served values.
     """
 
     engine: InferenceEngine
     served: Served
     watch: Callable[[Callable[[], None]], None]
+    extremes: Callable[[], tuple[float, float]]
 
 
 def torch_engine(versions: Any, *, doubled: bool = False, **options: Any) -> UnderTest:
@@ -51,13 +55,55 @@ def torch_engine(versions: Any, *, doubled: bool = False, **options: Any) -> Und
         engine.policy.backbone = watched
 
     served = (DoubledServed if doubled else FlatServed)(engine, engine.manifest)
-    return UnderTest(engine, served, watch)
+    return UnderTest(engine, served, watch, lambda: (float(engine.flat.min()), float(engine.flat.max())))
+
+
+_alive: list[Any] = []
+"""vLLM's engines share process groups, which the first one to be collected would take away from the others."""
+
+
+def vllm_engine(versions: Any, **options: Any) -> UnderTest:
+    from headway.generate.vllm import open_vllm
+    from headway.generate.vllm.start import Sizes
+
+    kv = options.pop("kv", "keep")
+    if kv not in ("keep", "recompute"):
+        pytest.skip("vLLM's cache is kept or dropped as a whole; the recipe's check refuses a number")
+    sizes = Sizes(options.pop("max_running", 64), 0, options.pop("prefill_tokens", 512))
+    assert options == {}
+    engine = open_vllm(
+        versions.folder, published_dtype="float32", sizes=sizes, kv=kv, options={}, decode=versions.decode
+    )
+    _alive.append(engine)
+    tensors = live_tensors(live_runner(engine._llm).model, engine.manifest)[1]
+
+    def watch(before: Callable[[], None]) -> None:
+        step = engine._llm.step
+
+        def watched() -> Any:
+            before()
+            return step()
+
+        engine._llm.step = watched
+
+    def extremes() -> tuple[float, float]:
+        return min(float(t.min()) for t in tensors), max(float(t.max()) for t in tensors)
+
+    return UnderTest(engine, engine.served, watch, extremes)
 
 
 ENGINES: dict[str, Callable[..., UnderTest]] = {
     "torch": torch_engine,
     "torch doubled": partial(torch_engine, doubled=True),
+    "vllm": vllm_engine,
 }
+NEEDS_VLLM = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vllm is not installed here; `make test-vllm` runs these",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # its own and its dependencies'
+]
 
 
 class Rewards:
@@ -140,7 +186,7 @@ class Harness:
         )
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=[pytest.param(name, marks=NEEDS_VLLM if name == "vllm" else []) for name in ENGINES])
 def under_test(request: pytest.FixtureRequest, versions: Any) -> Callable[..., UnderTest]:
     """Makes an engine under test; options as TorchEngine's."""
     return lambda **options: ENGINES[request.param](versions, **options)

@@ -109,11 +109,22 @@ def _arguments(
         "skip_tokenizer_init": True,
         "logprobs_mode": "processed_logprobs",
         "max_num_seqs": sizes.max_running,
-        "max_num_batched_tokens": max(sizes.prefill_tokens, sizes.max_running, policy.context_length),
+        "max_num_batched_tokens": max(sizes.prefill_tokens, sizes.max_running),
         "async_scheduling": False,
         "distributed_executor_backend": "uni",
         "disable_log_stats": True,
     }
+    if not on_gpu:
+        # A prompt whose prefill is split takes a sample back, which seeded sampling on a CPU cannot.
+        if options.get("enable_chunked_prefill"):
+            raise UnsupportedOption(
+                "generator.vllm.enable_chunked_prefill = True: not on a CPU, where vLLM's seeded sampling fails then; "
+                "allowed: False"
+            )
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(
+            arguments["max_num_batched_tokens"], int(arguments["max_model_len"])
+        )
     if sizes.kv_tokens or not on_gpu:
         size = TORCH_DTYPES[dtype].itemsize
         token_bytes = 2 * policy.num_layers * policy.num_kv_heads * policy.head_dim * size
