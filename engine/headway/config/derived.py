@@ -18,10 +18,17 @@ def has_window(config: RunConfig) -> bool:
 def window(config: RunConfig) -> int:
     """W of policy `window`.
 
-    How many admission indices past the oldest untrained group may be taken. Default 1 + P * floor(L / 2).
+    How many admission indices past the oldest untrained group may be taken.
     """
-    chosen = config.staleness.window
-    return chosen or 1 + config.batch.prompts * (config.staleness.max_lag // 2)
+    return config.staleness.window or default_window(config.staleness.max_lag, config.batch.prompts)
+
+
+def default_window(max_lag: int, groups_per_step: int) -> int:
+    """1 + P * min(floor(L / 2), L - 2), at least 1: half of the allowed lag is for overtaking, once admission has two.
+
+    With less than two steps of slack the groups of one batch are all that runs while another is trained.
+    """
+    return 1 + max(groups_per_step, 0) * max(0, min(max_lag // 2, max_lag - 2))
 
 
 def window_lag(config: RunConfig) -> int:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-
-class Section(BaseModel):
-    """Base of every section: frozen, strict about keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+from headway.config.section import Section
+from headway.config.telemetry import TelemetryConfig
 
 
 class ModelConfig(Section):
@@ -166,7 +163,9 @@ class StalenessConfig(Section):
         default=2, ge=0, description="bound on every trained token's lag, in optimizer steps; 0: synchronous"
     )
     window: int = Field(
-        default=0, ge=0, description="W: 0 takes 1 + P * floor(max_lag / 2); of policy `window` only"
+        default=0,
+        ge=0,
+        description="W: 0 takes 1 + P * min(floor(max_lag / 2), max_lag - 2) or 1; of `window` only",
     )
     slots: int = Field(default=0, ge=0, description="most tickets outstanding; 0 takes what max_lag allows")
     unit: Literal["trajectory", "token"] = Field(
@@ -355,3 +354,4 @@ class RunConfig(Section):
     stream: StreamConfig = StreamConfig()
     journal: JournalConfig = JournalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from headway.config.derived import default_window
 from headway.errors import ConfigError
 from headway.staleness.policy import range_faults, replaced, too_few_slots
 
@@ -49,7 +50,7 @@ class WindowPolicy:
         Args:
             max_lag: >= 0; 0 is the synchronous loop.
             groups_per_step: >= 1.
-            window: >= 1; None: 1 + P * floor(max_lag / 2).
+            window: >= 1; None: headway.config.derived.default_window.
             push_interval: >= 1, at most s + 1.
             slots: >= P; None: (s + 1) * P, which is also the most that takes effect.
 
@@ -61,9 +62,7 @@ class WindowPolicy:
         self.push_interval: Final = push_interval
         self.asked_window: Final = window
         self.asked_slots: Final = slots
-        self.window: Final = (
-            1 + max(groups_per_step, 0) * (max(max_lag, 0) // 2) if window is None else window
-        )
+        self.window: Final = default_window(max_lag, groups_per_step) if window is None else window
         faults = range_faults(max_lag, groups_per_step, self.window, push_interval)
         if faults:
             raise ConfigError(faults)
