@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from headway.config.section import Section
-from headway.config.telemetry import TelemetryConfig
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict about keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class ModelConfig(Section):
@@ -354,4 +357,3 @@ class RunConfig(Section):
     stream: StreamConfig = StreamConfig()
     journal: JournalConfig = JournalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
