@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from headway.cli import main
-from headway.planner import Curve, Rates, constant
+from headway.cli.planning import WhatIf
+from headway.cli.running import recipe
+from headway.planner import Curve, Rates, constant, read_rates
 
 RECIPE = """
 steps = 30
@@ -78,6 +80,23 @@ def test_what_if_changes_the_answer_its_way(files: list[str], capsys: pytest.Cap
     assert more > 1.5 * plain
     assert slow < 0.8 * plain  # 8 s for every push
     assert lossy < 0.9 * plain
+
+
+def test_as_it_is_is_what_the_plan_says(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    longer = [*files, "--steps", "150"]
+    rate = next(line for line in run(longer, capsys)[1].splitlines() if line.startswith("tokens/s")).split()[
+        1
+    ]
+    assert f"as it is: {rate} tokens/s" in run([*longer, "--optimise"], capsys)[1]
+
+
+def test_updates_of_very_many_samples_are_simulated_less_often(files: list[str]) -> None:
+    rates = read_rates(Path(files[2]))
+    steps = {}
+    for prompts in (4, 10_000, 100_000):
+        config = recipe([files[0], "--steps", "500", "--batch.prompts", str(prompts)])
+        steps[prompts] = WhatIf().scenario(config, rates, 200).steps
+    assert steps == {4: 200, 10_000: 10, 100_000: 8}
 
 
 def test_a_proposal_is_toml_for_the_recipe(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

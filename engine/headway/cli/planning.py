@@ -13,6 +13,10 @@ from headway.planner.search import Limits, Proposal, Search
 
 MOST_STEPS = 200  # simulated; the rest of a long run is like them
 SEARCH_STEPS = 60
+MOST_SAMPLES = (
+    400_000  # simulated, half a minute's worth; large updates need fewer of them for the same precision
+)
+LEAST_STEPS = 8
 BAR = 30  # characters of a share of 1
 
 
@@ -43,8 +47,12 @@ class WhatIf:
         return config.model_copy(update={"generator": generator})
 
     def scenario(self, config: RunConfig, rates: Rates, most_steps: int) -> Scenario:
-        """The scenario of a recipe with it, of at most so many steps, a fifth of them (20 at most) to warm up."""
-        steps = min(config.steps, most_steps)
+        """The scenario of a recipe with it, of at most so many steps, a fifth of them (20 at most) to warm up.
+
+        Updates of very many samples are simulated less often, so that the largest fleets take half a minute.
+        """
+        enough = max(LEAST_STEPS, MOST_SAMPLES // (config.batch.prompts * config.batch.samples))
+        steps = min(config.steps, most_steps, enough)
         return replace(
             scenario_of(config, rates, beside=not self.elsewhere),
             steps=steps,
@@ -83,7 +91,11 @@ def optimise(words: list[str], rates_path: Path, what: WhatIf, limits: Limits, s
     config = what.recipe(recipe(words))
     limits = replace(limits, replicas=max(limits.replicas, config.generator.replicas))
     search = Search(config, lambda changed: what.scenario(changed, rates, SEARCH_STEPS), limits, seed)
-    yield from describe_proposal(search.run())
+    found = search.run()
+    first, forecast = (
+        simulate(what.scenario(each, rates, MOST_STEPS), seed) for each in (config, found.config)
+    )  # at the length of a plan, so that both commands say the same of a recipe
+    yield from describe_proposal(replace(found, first=first, forecast=forecast))
 
 
 def describe(scenario: Scenario, forecast: Forecast, closed: Estimate) -> Iterator[str]:
