@@ -40,7 +40,7 @@ def faults(**keys: Any) -> dict[str, str]:
         ("push.kv", {"push__mode": "resume", "push__kv": "2"}),
         ("push.compression", {"push__compression": "zstd", "push__channel": "shm"}),
         ("staleness.slots", {"batch__prompts": 8, "staleness__slots": 7}),
-        ("staleness.slots", {"batch__prompts": 8, "staleness__max_lag": 2, "staleness__slots": 25}),
+        ("staleness.slots", {"batch__prompts": 8, "staleness__max_lag": 2, "staleness__slots": 17}),
         ("sampling.temperature", {"sampling__temperature": 0.0}),
         ("sampling.top_k", {"sampling__top_k": 10}),
         ("sampling.top_p", {"sampling__top_p": 0.9}),

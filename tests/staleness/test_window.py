@@ -16,7 +16,7 @@ from headway.staleness import WindowPolicy
         (0, 1, 1, 0, 1),
         (0, 8, 1, 0, 8),
         (1, 8, 1, 1, 16),
-        (2, 8, 1, 2, 24),
+        (2, 8, 9, 1, 16),
         (3, 8, 9, 2, 24),
         (4, 8, 17, 2, 24),
         (4, 1, 3, 2, 3),
@@ -205,7 +205,5 @@ def test_an_unreachable_bound_is_said_at_start_up() -> None:
     )
     assert "window of at most 5" in WindowPolicy(2, 4, window=9).unreachable()
     assert WindowPolicy(2, 4, window=5).unreachable() == ""
-    assert "decode 1 group at once limit lag to 1" in WindowPolicy(2, 4, window=5).unreachable(
-        concurrent_groups=1
-    )
+    assert "decode 1 group at once limit lag to 1" in WindowPolicy(2, 4).unreachable(concurrent_groups=1)
     assert WindowPolicy(0, 4).unreachable(concurrent_groups=1) == ""

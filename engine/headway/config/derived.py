@@ -24,11 +24,8 @@ def window(config: RunConfig) -> int:
 
 
 def default_window(max_lag: int, groups_per_step: int) -> int:
-    """1 + P * min(floor(L / 2), L - 2), at least 1: half of the allowed lag is for overtaking, once admission has two.
-
-    With less than two steps of slack the groups of one batch are all that runs while another is trained.
-    """
-    return 1 + max(groups_per_step, 0) * max(0, min(max_lag // 2, max_lag - 2))
+    """1 + P * floor(L / 2): half of the allowed lag is for overtaking, the other half for admission."""
+    return 1 + max(groups_per_step, 0) * (max(max_lag, 0) // 2)
 
 
 def window_lag(config: RunConfig) -> int:
