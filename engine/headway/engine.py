@@ -27,7 +27,7 @@ from headway.errors import ConfigError, DeadlineExceeded, RunFailed
 from headway.launch import Supervisor, stop_within_s
 from headway.launch.child import Echo
 from headway.launch.program import HEADWAY
-from headway.telemetry import JsonlSink, MetricsSink
+from headway.telemetry import JsonlSink, MetricsSink, open_sinks, require_sinks
 from headway.types import LearnerStatus, StepRecord
 
 Sinks = Callable[[Path], Sequence[MetricsSink]]
@@ -54,14 +54,15 @@ class Engine:
         """
         Args:
             recipe: a TOML file, a loaded config, or None when the sections say everything.
-            sinks: fed with every record besides the files of the run folder; called on the supervisor's
-            thread. program: command before `learner` and `generator`; other launchers give their own.
+            sinks: fed with every record besides the files of the run folder and telemetry.sinks; called on the
+            supervisor's thread. program: command before `learner` and `generator`; other launchers give their own.
             resume: folder of a run to go on with, in place of a recipe; the sections are changes of its recipe.
             from_checkpoint, without: `checkpoint` and `without` of headway.checkpoint.resume_run.
             sections: overrides, as mappings (`learner={"lr": 1e-6}`) or top-level values (`steps=20`).
 
         Raises:
-            ConfigError: the recipe or an override is wrong.
+            ConfigError: the recipe or an override is wrong, or a sink of telemetry.sinks cannot start.
+            UnsupportedOption: the package of one is missing.
             RunLocked, CheckpointError: as headway.checkpoint.resume_run.
         """
         run = (
@@ -73,12 +74,14 @@ class Engine:
         self.resumed = run.lines
         self._inbox: queue.SimpleQueue[StepRecord | LearnerStatus] = queue.SimpleQueue()
         self._status: LearnerStatus | None = None
-        fed = [
-            JsonlSink(self._folder.metrics, self._folder.summary),
-            *(sinks(self._folder.path) if sinks is not None else ()),
-            _Inbox(self._inbox),
-            _Unlock(run.lock),
-        ]
+        fed: list[MetricsSink] = [JsonlSink(self._folder.metrics, self._folder.summary)]
+        try:
+            views = sinks(self._folder.path) if sinks is not None else ()
+            chosen = open_sinks(run.config, self._folder, lambda text: _say(views, text))
+        except BaseException:
+            run.lock.release()
+            raise
+        fed += [*chosen, *views, _Inbox(self._inbox), _Unlock(run.lock)]
         self._supervisor = Supervisor(run.config, self._folder, fed, program, echo)
         self._supervisor.start()
 
@@ -240,10 +243,17 @@ def start_run(config: RunConfig) -> Resumed:
 
     Raises:
         ConfigError: run_dir is taken, or cannot be written.
+        UnsupportedOption: a package that telemetry.sinks needs is missing.
     """
+    require_sinks(config.telemetry.sinks)
     folder = create_run(config)
     lock = RunLock(folder.path)
     return Resumed(folder, config, Attempts(folder).begin(config), lock, [])
+
+
+def _say(sinks: Sequence[MetricsSink], text: str) -> None:
+    for sink in sinks:
+        sink.note(text)
 
 
 def _start(recipe: str | Path | RunConfig | None, sections: Mapping[str, Any]) -> Resumed:

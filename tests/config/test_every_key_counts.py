@@ -53,6 +53,8 @@ OTHER: dict[str, Any] = {
     "generator.vllm": {"block_size": 16},
     "stream.bind": "tcp://127.0.0.1:5700",
     "sampling.stop_strings": ["\n"],
+    "telemetry.sinks": ["tensorboard"],
+    "telemetry.prometheus_host": "0.0.0.0",
 }
 REFUSED_FOR_TRAINING = {"sampling.top_k", "sampling.top_p", "sampling.min_p"}
 

@@ -18,7 +18,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.launch import PlainView, stop_within_s
 from headway.launch.tally import Tally
 from headway.stream import request
-from headway.telemetry import JsonlSink, MetricsSink, printable
+from headway.telemetry import JsonlSink, MetricsSink, open_sinks, printable
 from headway.types import LearnerStatus, StepRecord
 from headway.wire.messages import Command
 
@@ -108,7 +108,7 @@ def run_serially(config: RunConfig, view: str, resumed: Resumed | None = None) -
     run = resumed or start_run(config)
     folder = run.folder
     caught: list[int] = []
-    sinks: list[MetricsSink] = [JsonlSink(folder.metrics, folder.summary), *_views(config, folder.path, view)]
+    views = _views(config, folder.path, view)
     tally = Tally()
 
     def on_record(record: StepRecord) -> None:
@@ -117,7 +117,7 @@ def run_serially(config: RunConfig, view: str, resumed: Resumed | None = None) -
             sink.step(record)
 
     def on_note(text: str) -> None:
-        for sink in sinks:
+        for sink in views:
             sink.note(text)
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -128,6 +128,12 @@ def run_serially(config: RunConfig, view: str, resumed: Resumed | None = None) -
     def stopping() -> str:
         return _INTERRUPTS[signal.Signals(caught[0])] if caught else ""
 
+    try:
+        chosen = open_sinks(config, folder, on_note)
+    except BaseException:
+        run.lock.release()
+        raise
+    sinks: list[MetricsSink] = [JsonlSink(folder.metrics, folder.summary), *chosen, *views]
     try:
         with _handling(interrupt):
             status = run_serial(config, folder.path, on_record, on_note, run.attempt, stopping)

@@ -27,6 +27,7 @@ from headway.config.schema import (
     StalenessConfig,
     StreamConfig,
 )
+from headway.config.telemetry import TelemetryConfig
 from headway.config.write import save, to_toml
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SamplingConfig",
     "StalenessConfig",
     "StreamConfig",
+    "TelemetryConfig",
     "create_run",
     "derived",
     "describe",

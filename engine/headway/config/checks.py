@@ -16,6 +16,7 @@ from headway.config.rule import Rule
 from headway.config.schema import RunConfig
 from headway.config.staleness_checks import STALENESS_RULES
 from headway.config.stream_checks import STREAM_RULES
+from headway.config.telemetry_checks import TELEMETRY_RULES
 
 
 def faults(config: RunConfig, skip: Collection[str] = ()) -> list[tuple[str, str]]:
@@ -134,4 +135,5 @@ RULES: tuple[Rule, ...] = (
     *STALENESS_RULES,
     *STREAM_RULES,
     *PUSH_RULES,
+    *TELEMETRY_RULES,
 )

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from headway.config.schema import RunConfig, Section
+from headway.config.schema import RunConfig
+from headway.config.section import Section
 
 
 @cache

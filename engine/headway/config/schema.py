@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-
-class Section(BaseModel):
-    """Base of every section: frozen, strict about keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+from headway.config.section import Section
+from headway.config.telemetry import TelemetryConfig
 
 
 class ModelConfig(Section):
@@ -357,3 +354,4 @@ class RunConfig(Section):
     stream: StreamConfig = StreamConfig()
     journal: JournalConfig = JournalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -1,9 +1,11 @@
 """What a process says about itself: time splits, metric sinks, safe text, and the watch on its parent."""
 
+from headway.telemetry.chosen import open_sinks, require_sinks
 from headway.telemetry.clock import SplitClock, State
 from headway.telemetry.logs import SafeFormatter, log_to
 from headway.telemetry.parent import watch_parent
 from headway.telemetry.sanitise import printable
+from headway.telemetry.scalars import scalars
 from headway.telemetry.sink import JsonlSink, MemorySink, MetricsSink, read_records, rewind, write_summary
 
 __all__ = [
@@ -14,9 +16,12 @@ __all__ = [
     "SplitClock",
     "State",
     "log_to",
+    "open_sinks",
     "printable",
     "read_records",
+    "require_sinks",
     "rewind",
+    "scalars",
     "watch_parent",
     "write_summary",
 ]
