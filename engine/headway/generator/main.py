@@ -22,14 +22,14 @@ from pathlib import Path
 from types import FrameType
 
 from headway.config import RunConfig, open_run, threads
-from headway.errors import HeadwayError, StreamError
+from headway.errors import ConfigError, HeadwayError, StreamError, UnsupportedOption
 from headway.generator.rollout import Rollout
 from headway.generator.setup import build_engine, build_rewards, build_served, set_threads
 from headway.model import load_tokenizer, resolve_model
 from headway.stream import ClientSecurity, Endpoints, GeneratorSocket, HeartbeatThread, host_of
 from headway.stream.keys import DEFAULT_CLIENT
 from headway.stream.waker import Waker
-from headway.telemetry import SplitClock, log_to, watch_parent
+from headway.telemetry import SplitClock, log_to, spans_in, watch_parent
 from headway.types import Manifest
 from headway.weights import StagerThread, open_stager
 from headway.wire.messages import (
@@ -56,6 +56,7 @@ class GeneratorProcess:
     Args:
         config: the recipe; run_id: of the run; index: of the generator.
         endpoints: the learner's; security: keys for it, None where it demands none.
+        spans: folder for what this process does when; None: it is not recorded.
 
     Raises:
         HeadwayError: the model, the environment or the learner cannot be used.
@@ -68,6 +69,7 @@ class GeneratorProcess:
         index: int,
         endpoints: Endpoints,
         security: ClientSecurity | None = None,
+        spans: Path | None = None,
     ) -> None:
         self._config = config
         self._run_id = run_id
@@ -75,7 +77,7 @@ class GeneratorProcess:
         self._endpoints = endpoints
         self._security = security
         self._incarnation = f"g{index}-{uuid.uuid4().hex[:8]}"
-        self._clock = SplitClock()
+        self._clock = SplitClock(spans=spans_in(spans, f"generator {index}", "generator", self._incarnation))
         self._turned_s = time.monotonic()
         self._beats = 0
         self._stop_reason = ""
@@ -85,6 +87,7 @@ class GeneratorProcess:
         folder = resolve_model(config.model.path)
         self._tokenizer = load_tokenizer(folder)
         self._engine = build_engine(config, folder, self._tokenizer)
+        self._clock.sampled_by(lambda: self._engine.num_sampled)
         self._rewards = build_rewards(config)
         self._rollout: Rollout | None = None
         self._stream: GeneratorSocket | None = None
@@ -128,6 +131,7 @@ class GeneratorProcess:
                 self._weights.close()
             unacked = stream.close()
             self._rewards.close()
+            self._clock.close()
             _log.info("stopped (%s); %d messages not acknowledged", self._stop_reason, unacked)
 
     def _loop(self, stream: GeneratorSocket, beat: HeartbeatThread) -> None:
@@ -294,7 +298,10 @@ class Silence:
 
 
 def main(run_dir: Path, connect: str, index: int, keys: Path | None = None) -> int:
-    """Entry of `headway generator`; returns the exit status: 0 after an orderly stop, 1 on an error."""
+    """Entry of `headway generator`; returns the exit status.
+
+    0 after an orderly stop, 2 where trying again cannot help (the recipe asks for what is not there), 1 on an error.
+    """
     log_to()
     folder, config = open_run(run_dir)
     set_threads(threads(config, "generator", os.cpu_count() or 1), _log.info)
@@ -302,13 +309,14 @@ def main(run_dir: Path, connect: str, index: int, keys: Path | None = None) -> i
         if keys is None and config.stream.keys:
             keys = Path(config.stream.keys) / f"{DEFAULT_CLIENT}.key"
         security = ClientSecurity(keys) if keys is not None else None
-        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect), security)
+        spans = folder.spans if config.telemetry.spans else None
+        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect), security, spans)
         _stop_on_signals(process.stop)
         watch_parent()
         process.run()
     except HeadwayError as error:
         _log.error("generator %d: %s", index, error)
-        return 1
+        return 2 if isinstance(error, (ConfigError, UnsupportedOption)) else 1
     return 0
 
 
