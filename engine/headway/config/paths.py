@@ -95,7 +95,8 @@ def type_words(annotation: Any) -> str:
         kinds = [type_words(argument) for argument in arguments if argument is not type(None)]
         return " or ".join(kinds) + (", or unset" if type(None) in arguments else "")
     if origin is tuple:
-        return f"list of {type_words(arguments[0])}s"
+        words = type_words(arguments[0])
+        return f"list of {words}" if typing.get_origin(arguments[0]) is Literal else f"list of {words}s"
     if origin is dict:
         return "table"
     return {bool: "true or false", int: "integer", float: "number", str: "text"}.get(
