@@ -113,6 +113,8 @@ test-vllm: | $(BIN)/python
 	fi
 
 run-vllm-tests:
+	@$(VLLM_BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("vllm") is None)' \
+		|| { echo "$(VLLM_VENV) has no vllm, so every test would skip; remove it and run make test-vllm again"; exit 1; }
 	@echo "== make: vLLM as the generator: $(VLLM_TESTS)"
 	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -k "vllm" -ra --timeout 300 $(VLLM_TESTS)
 
