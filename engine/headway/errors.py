@@ -33,6 +33,7 @@ from headway_kernels.errors import (
 )
 
 __all__ = [
+    "EXIT_USER_ERROR",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",
@@ -53,6 +54,9 @@ __all__ = [
     "WeightError",
     "WireError",
 ]
+
+EXIT_USER_ERROR = 2
+"""Exit status of a process whose error a restart does not mend: the supervisor does not try again."""
 
 
 class ConfigError(HeadwayError, ValueError):

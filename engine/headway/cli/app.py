@@ -19,9 +19,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from headway.cli import keys, reporting, tuning
-from headway.cli.errors import EXIT_USER_ERROR, report
+from headway.cli.errors import report
 from headway.cli.options import OVERRIDES, Debug, Words
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import EXIT_USER_ERROR, ConfigError, HeadwayError
 
 app = typer.Typer(
     name="headway",

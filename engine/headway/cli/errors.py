@@ -6,6 +6,7 @@ import sys
 import traceback
 
 from headway.errors import (
+    EXIT_USER_ERROR,
     BackendUnavailable,
     ConfigError,
     EnvironmentFailure,
@@ -17,7 +18,6 @@ from headway.errors import (
 )
 
 EXIT_FAILED = 1
-EXIT_USER_ERROR = 2  # the supervisor does not restart a child that ends with it
 
 _USER_ERRORS = (
     ConfigError, ModelError, ReplayRefused, RunLocked, EnvironmentFailure, UnsupportedOption, BackendUnavailable,

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from headway.config import RunConfig, open_run, threads
-from headway.errors import ConfigError, HeadwayError, StreamError, UnsupportedOption
+from headway.errors import EXIT_USER_ERROR, ConfigError, HeadwayError, StreamError, UnsupportedOption
 from headway.generator.rollout import Rollout
 from headway.generator.setup import build_engine, build_rewards, build_served, set_threads
 from headway.model import load_tokenizer, resolve_model
@@ -296,7 +296,7 @@ class Silence:
 def main(run_dir: Path, connect: str, index: int, keys: Path | None = None) -> int:
     """Entry of `headway generator`; returns the exit status.
 
-    0 after an orderly stop, 2 where trying again cannot help (the recipe asks for what is not there), 1 on an error.
+    0 after an orderly stop, EXIT_USER_ERROR where the recipe asks for what is not there, 1 on another error.
     """
     log_to()
     folder, config = open_run(run_dir)
@@ -311,7 +311,7 @@ def main(run_dir: Path, connect: str, index: int, keys: Path | None = None) -> i
         process.run()
     except HeadwayError as error:
         _log.error("generator %d: %s", index, error)
-        return 2 if isinstance(error, (ConfigError, UnsupportedOption)) else 1
+        return EXIT_USER_ERROR if isinstance(error, (ConfigError, UnsupportedOption)) else 1
     return 0
 
 

@@ -20,7 +20,6 @@ from headway.telemetry import printable
 
 TAIL_LINES = 25
 Echo = Callable[[str, str], None]  # name, line
-USER_ERROR = 2  # exit status of a child whose error a restart does not mend
 _LOG_LINE = 100_000  # characters
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from headway.config import RunConfig, RunFolder
-from headway.errors import RunFailed
-from headway.launch.child import USER_ERROR, Child, Echo
+from headway.errors import EXIT_USER_ERROR, RunFailed
+from headway.launch.child import Child, Echo
 from headway.launch.program import generator_command
 from headway.launch.restarts import Restarts
 from headway.launch.surroundings import child_environment
@@ -93,7 +93,7 @@ class Fleet:
 
     def _ended(self, index: int, child: Child) -> None:
         child.close()
-        if child.poll() == USER_ERROR:
+        if child.poll() == EXIT_USER_ERROR:
             raise RunFailed(child.ending())
         restarts = self._restarts[index]
         if not restarts.ended(time.monotonic()):
