@@ -261,7 +261,7 @@ class TestRealEngine:
         def uncovered(*_: Any) -> None:
             raise WeightError("nothing published goes to model.odd.weight")
 
-        monkeypatch.setattr(vllm_weights, "_check_coverable", uncovered)
+        monkeypatch.setattr(vllm_weights, "build_table", uncovered)
         engine = open_engine(versions.folder, versions.decode)
         assert "layerwise reload" in caplog.text
         for number in (0, 3):

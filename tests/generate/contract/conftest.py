@@ -19,7 +19,7 @@ import torch
 from headway.envs import Completion, RewardResult
 from headway.generate import InferenceEngine
 from headway.generate.vllm.library import live_runner
-from headway.generate.vllm.weights import live_tensors
+from headway.generate.vllm.weights import live_tensors, targets_of
 from headway.generator import Rollout
 from headway.types import PolicyVersion, Sampling, Ticket, Trajectory
 from headway.weights import DoubledServed, FlatServed, Served, Stager, WeightPublisher
@@ -75,7 +75,8 @@ def vllm_engine(versions: Any, **options: Any) -> UnderTest:
         versions.folder, published_dtype="float32", sizes=sizes, kv=kv, options={}, decode=versions.decode
     )
     _alive.append(engine)
-    tensors = live_tensors(live_runner(engine._llm).model, engine.manifest)[1]
+    model = live_runner(engine._llm).model
+    tensors = live_tensors(model, targets_of(model, engine.manifest))
 
     def watch(before: Callable[[], None]) -> None:
         step = engine._llm.step

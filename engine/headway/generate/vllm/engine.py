@@ -28,6 +28,8 @@ from headway.types import FinishReason, Manifest, PolicyVersion, Sampling, Versi
 from headway.weights.served import Served, published_dtype
 from headway_kernels.weight_delta import whole
 
+ENDS = {None: None, "stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -272,13 +274,14 @@ class VLLMEngine:
         if tokens:
             sequence.add(tokens, logprobs, self._version)
             self._num_sampled += len(tokens)
+        reason = ENDS.get(completion.finish_reason, FinishReason.ERROR)
         if not all(math.isfinite(value) for value in logprobs):
-            return FinishReason.ERROR
-        if completion.finish_reason is not None:
-            return {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(
-                completion.finish_reason, FinishReason.ERROR
-            )
-        return FinishReason.STOP if self._says_stop(sequence) else None
+            reason = FinishReason.ERROR
+        elif completion.finish_reason is None and self._says_stop(sequence):
+            reason = FinishReason.STOP
+        if reason is not None and completion.finish_reason is None:
+            self._llm.abort_request([sequence.name])  # vLLM would go on
+        return reason
 
     def _says_stop(self, sequence: _Sequence) -> bool:
         sampling: Sampling = sequence.request.sampling
@@ -291,9 +294,7 @@ class VLLMEngine:
         if not ended:
             return []
         now = self._clock()
-        done = [(self._running[name], reason) for name, reason in ended.items()]
-        self._forget([sequence for sequence, _ in done])  # vLLM does not mind those it has ended itself
-        members = [self._member(sequence, reason, now) for sequence, reason in done]
+        members = [self._member(self._running.pop(name), reason, now) for name, reason in ended.items()]
         return sorted(members, key=lambda member: (member.started_s, member.request_id, member.member))
 
     @staticmethod
@@ -308,7 +309,3 @@ class VLLMEngine:
             started_s=sequence.started_s,
             finished_s=now,
         )
-
-    def close(self) -> None:
-        """End vLLM's engine; it holds process groups and threads."""
-        self._llm.engine_core.shutdown()

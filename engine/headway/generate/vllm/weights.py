@@ -76,19 +76,28 @@ def rules_of(model: torch.nn.Module, manifest: Manifest) -> list[Rule]:
     return [*rules, Rule(r".*", r"\g<0>")]
 
 
-def unpack(model: torch.nn.Module) -> list[Packed]:
-    """Put the matrices of layers back that a CPU build has packed; they multiply by them from now on."""
-    packed: list[Packed] = []
-    for layer in model.modules():
-        old: Any = getattr(layer, "cpu_linear", None)
-        if old is None:
-            continue
+def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any, tuple[int, int]]]:
+    """Name, layer and matrix [out, in] of those that multiply by a packed copy, as a CPU build has them."""
+    for name, layer in model.named_modules():
         attributes: Any = layer
-        weight: Tensor = attributes.weight
-        if weight.numel() == 0:
+        if not hasattr(layer, "cpu_linear"):
+            continue
+        if attributes.weight.numel():
+            yield name, layer, tuple(attributes.weight.shape)
+        else:  # dropped
             outputs = getattr(attributes, "output_size_per_partition", None) or attributes.output_size
             inputs = getattr(attributes, "input_size_per_partition", None) or attributes.input_size
-            weight = torch.zeros(outputs, inputs, dtype=weight.dtype)
+            yield name, layer, (outputs, inputs)
+
+
+def unpack(model: torch.nn.Module) -> list[Packed]:
+    """Put the matrices of packed layers back; they multiply by them from now on."""
+    packed: list[Packed] = []
+    for _, layer, shape in packed_layers(model):
+        old, attributes = layer.cpu_linear, layer
+        weight: Tensor = attributes.weight
+        if weight.numel() == 0:
+            weight = torch.zeros(shape, dtype=weight.dtype)
             attributes.weight = torch.nn.Parameter(weight, requires_grad=False)
         bias: Tensor | None = getattr(attributes, "bias", None)
         if bias is not None and bias.dtype != weight.dtype:  # some packed kernels want it in fp32
@@ -99,24 +108,27 @@ def unpack(model: torch.nn.Module) -> list[Packed]:
     return packed
 
 
-def live_tensors(model: torch.nn.Module, manifest: Manifest) -> tuple[list[Target], list[Tensor]]:
-    """The engine's parameters as targets; rows that only pad a vocabulary are left out.
+def targets_of(model: torch.nn.Module, manifest: Manifest) -> list[Target]:
+    """The engine's parameters, dropped matrices included; rows that only pad a vocabulary are left out.
 
     vLLM pads vocabularies to a multiple of 64: rows beyond the published ones are masked by it and stay zero.
     """
-    published = {
-        name: spec.shape for spec in manifest.tensors for name in (spec.name, *spec.aliases) if spec.shape
-    }
+    published = {name: spec.shape for spec in manifest.tensors for name in (spec.name, *spec.aliases)}
+    dropped = {f"{name}.weight": shape for name, _, shape in packed_layers(model)}
     targets: list[Target] = []
-    tensors: list[Tensor] = []
     for name, parameter in model.named_parameters():
-        tensor = parameter.detach()
-        shape = published.get(name)
-        if shape is not None and tensor.dim() == len(shape) == 2 and tensor.shape[0] > shape[0]:
-            tensor = tensor[: shape[0]]
-        targets.append(Target(name, tuple(tensor.shape)))
-        tensors.append(tensor)
-    return targets, tensors
+        shape = dropped.get(name, tuple(parameter.shape))
+        wanted = published.get(name, shape)
+        if len(shape) == len(wanted) == 2 and shape[0] > wanted[0]:
+            shape = (wanted[0], shape[1])
+        targets.append(Target(name, shape))
+    return targets
+
+
+def live_tensors(model: torch.nn.Module, targets: Sequence[Target]) -> list[Tensor]:
+    """The memory of the targets, once `unpack` has put every matrix back."""
+    parameters = dict(model.named_parameters())
+    return [parameters[target.name].detach()[: target.shape[0]] for target in targets]
 
 
 def prove(table: SliceTable, tensors: Sequence[Tensor], packed: Sequence[Packed], folder: Tensor) -> None:
@@ -215,14 +227,14 @@ def serve(runner: Any, manifest: Manifest, folder: Tensor, engine: EngineSide) -
         WeightError: the table and vLLM's loader disagree.
     """
     model: torch.nn.Module = runner.model
+    targets = targets_of(model, manifest)
     try:
-        _check_coverable(model, manifest)
+        table = build_table(manifest, targets, rules_of(model, manifest))
     except WeightError as error:
         _log.warning("weights go through vLLM's layerwise reload, which is slower: %s", error)
         return ReloadServed(runner, manifest, folder, engine)
     packed = unpack(model)
-    targets, tensors = live_tensors(model, manifest)
-    table = build_table(manifest, targets, rules_of(model, manifest))
+    tensors = live_tensors(model, targets)
     prove(table, tensors, packed, folder.to(published_dtype(manifest)))
     _log.info(
         "weights are written in place: %d tensors into %d of vLLM's, proved against its loader",
@@ -230,25 +242,3 @@ def serve(runner: Any, manifest: Manifest, folder: Tensor, engine: EngineSide) -
         len(tensors),
     )
     return VLLMServed(table, tensors, manifest, engine)
-
-
-def _check_coverable(model: torch.nn.Module, manifest: Manifest) -> None:
-    """
-    Raises:
-        WeightError: a published tensor goes to none of the engine's, or one of those gets nothing.
-    """
-    live = {name for name, _ in model.named_parameters()}
-    rules = rules_of(model, manifest)
-    reached: set[str] = set()
-    for spec in manifest.tensors:
-        for name in (spec.name, *spec.aliases):
-            rule = next(rule for rule in rules if re.fullmatch(rule.source, name))
-            match = re.fullmatch(rule.source, name)
-            assert match is not None
-            target = match.expand(rule.target) if rule.target else ""
-            if target and target not in live:
-                raise WeightError(f"{name} would go to {target}, which this model of vLLM's does not have")
-            reached.add(target)
-    missing = sorted(live - reached)
-    if missing:
-        raise WeightError(f"nothing published goes to {', '.join(missing[:5])}")
