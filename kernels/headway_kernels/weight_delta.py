@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway_kernels import delta_format, delta_native, delta_reference, native
+from headway_kernels.delta_checks import check_flat, check_tensor, given, room
 from headway_kernels.delta_format import (
     BITMASK,
     BLOCK_ELEMENTS,
@@ -38,7 +39,6 @@ from headway_kernels.delta_format import (
     byte_parts,
     count_blocks,
     to_bytes,
-    value_type,
 )
 from headway_kernels.errors import BackendUnavailable, ShapeError, UnsupportedOption
 from headway_kernels.slice_table import Run, SliceTable
@@ -97,15 +97,15 @@ def cast_and_diff(
     """
     pieces = [master] if isinstance(master, Tensor) else list(master)
     on_cuda = _is_on_cuda(backend, published)
-    _check_flat("published", published, on_cuda)
+    check_flat("published", published, on_cuda)
     for piece in pieces:
-        _check_tensor("master", piece, (torch.float32,), on_cuda)
+        check_tensor("master", piece, (torch.float32,), on_cuda)
     count = sum(piece.numel() for piece in pieces)
     if count != published.numel():
         raise ShapeError(f"weight delta: master has {count} elements, published {published.numel()}")
     if on_cuda:
-        return _cuda().encode_to_host(pieces, published, _given(payload, published), update=True)
-    buffer, lib = _room(payload, published), _library(backend)
+        return _cuda().encode_to_host(pieces, published, given(payload, published), update=True)
+    buffer, lib = room(payload, published), _library(backend)
     if lib is not None:
         return delta_native.encode(lib, pieces, published, buffer, update=True, threads=_threads())
     parts = [delta_reference.bits_of(piece) for piece in pieces]
@@ -136,15 +136,15 @@ def diff(
         ShapeError, UnsupportedOption, BackendUnavailable: as in cast_and_diff.
     """
     on_cuda = _is_on_cuda(backend, old)
-    _check_flat("new", new, on_cuda)
-    _check_flat("old", old, on_cuda)
+    check_flat("new", new, on_cuda)
+    check_flat("old", old, on_cuda)
     if new.dtype != old.dtype or new.shape != old.shape:
         raise ShapeError(
             f"weight delta: new is {new.dtype} {list(new.shape)}, old {old.dtype} {list(old.shape)}; expected alike"
         )
     if on_cuda:
-        return _cuda().encode_to_host([new], old, _given(payload, new), update=update)
-    buffer, lib = _room(payload, new), _library(backend)
+        return _cuda().encode_to_host([new], old, given(payload, new), update=update)
+    buffer, lib = room(payload, new), _library(backend)
     if lib is not None:
         return delta_native.encode(lib, [new], old, buffer, update=update, threads=_threads())
     new_bits, old_bits = delta_reference.bits_of(new), delta_reference.bits_of(old)
@@ -160,7 +160,7 @@ def whole(values: Tensor) -> Delta:
     Args:
         values: bfloat16, float16 or float32 [N], contiguous.
     """
-    _check_flat("values", values, False)
+    check_flat("values", values, False)
     size, num_blocks = values.numel(), count_blocks(values.numel())
     payload = delta_reference.bits_of(values).view(np.uint8)
     offsets = (
@@ -181,7 +181,7 @@ def apply_delta(delta: Delta, destination: Tensor, *, backend: Backend = "auto")
         UnsupportedOption, BackendUnavailable: as in cast_and_diff.
     """
     on_cuda = _is_on_cuda(backend, destination)
-    _check_tensor("destination", destination, (delta.dtype,), on_cuda)
+    check_tensor("destination", destination, (delta.dtype,), on_cuda)
     if destination.numel() != delta.num_elements:
         raise ShapeError(
             f"weight delta: destination has {destination.numel()} elements, delta {delta.num_elements}"
@@ -222,7 +222,7 @@ def apply_slices(
     allowed = tuple(DTYPE_CODES) if cast else (delta.dtype,)
     on_cuda = _is_on_cuda(backend, *destinations)
     for index, tensor in enumerate(destinations):
-        _check_tensor(f"destination {index}", tensor, allowed, on_cuda)
+        check_tensor(f"destination {index}", tensor, allowed, on_cuda)
     if on_cuda:
         _cuda().apply_slices(delta, table, destinations, cast=cast)
         return
@@ -310,43 +310,3 @@ def _library(backend: str) -> CDLL | None:
 
 def _threads() -> int:
     return torch.get_num_threads()
-
-
-def _check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], on_cuda: bool) -> None:
-    """On CUDA its library says which device it takes: the emulated kernels run on the CPU."""
-    is_elsewhere = tensor.device.type != "cpu" and not on_cuda
-    if tensor.dtype not in dtypes or is_elsewhere or not tensor.is_contiguous():
-        expected = " or ".join(str(dtype) for dtype in dtypes)
-        raise ShapeError(
-            f"weight delta: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
-            f"contiguous: {tensor.is_contiguous()}; expected contiguous {expected}{'' if on_cuda else ' on the CPU'}"
-        )
-
-
-def _check_flat(name: str, tensor: Tensor, on_cuda: bool) -> None:
-    _check_tensor(name, tensor, tuple(DTYPE_CODES), on_cuda)
-    if tensor.dim() != 1:
-        raise ShapeError(f"weight delta: {name} is {list(tensor.shape)}; expected [N] (use view(-1))")
-
-
-def _given(payload: NDArray[np.uint8] | None, like: Tensor) -> NDArray[np.uint8] | None:
-    return None if payload is None else _room(payload, like)
-
-
-def _room(payload: NDArray[np.uint8] | None, like: Tensor) -> NDArray[np.uint8]:
-    needed = like.numel() * value_type(like.dtype).itemsize
-    if payload is None:
-        return np.empty(needed, np.uint8)
-    if (
-        payload.dtype != np.uint8
-        or payload.ndim != 1
-        or payload.size < needed
-        or not payload.flags.c_contiguous
-    ):
-        raise ShapeError(
-            f"weight delta: payload is {payload.dtype} {list(payload.shape)}; "
-            f"expected contiguous uint8 of at least {needed} bytes"
-        )
-    if not payload.flags.writeable:
-        raise ShapeError("weight delta: payload is read-only")
-    return payload

@@ -59,17 +59,18 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return flat
 
 
+def feed_beside_jsonl(where: RunFolder, sink: str, records: list[Any], status: LearnerStatus) -> None:
+    opened = [JsonlSink(where.metrics, where.summary), *open_sinks(config(sinks=[sink]), where, pytest.fail)]
+    feed(opened, records, status)
+
+
 def test_tensorboard_event_files_hold_the_numbers_of_the_rows(
     tmp_path: Path, make_record: Any, finished: LearnerStatus
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     where = folder(tmp_path)
-    opened = [
-        JsonlSink(where.metrics, where.summary),
-        *open_sinks(config(sinks=["tensorboard"]), where, pytest.fail),
-    ]
-    feed(opened, [make_record(step) for step in (1, 2, 3)], finished)
+    feed_beside_jsonl(where, "tensorboard", [make_record(step) for step in (1, 2, 3)], finished)
     board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     expected = rows(where.metrics)
@@ -209,11 +210,7 @@ def test_the_offline_files_of_wandb_hold_the_numbers_of_the_rows(
     from wandb.proto import wandb_internal_pb2
 
     where = folder(tmp_path)
-    opened = [
-        JsonlSink(where.metrics, where.summary),
-        *open_sinks(config(sinks=["wandb"]), where, pytest.fail),
-    ]
-    feed(opened, [make_record(step) for step in (1, 2, 3)], finished)
+    feed_beside_jsonl(where, "wandb", [make_record(step) for step in (1, 2, 3)], finished)
     (file,) = (tmp_path / "wandb").rglob("run-*.wandb")
     end_s, written = time.monotonic() + 60.0, list[Any]()
     while not any(record.HasField("exit") for record in written):  # W&B's own process writes it

@@ -13,9 +13,7 @@ from headway.planner.search import Limits, Proposal, Search
 
 MOST_STEPS = 200  # simulated; the rest of a long run is like them
 SEARCH_STEPS = 60
-MOST_SAMPLES = (
-    400_000  # simulated, half a minute's worth; large updates need fewer of them for the same precision
-)
+MOST_SAMPLES = 400_000  # simulated, half a minute's worth; large updates need fewer for the same precision
 LEAST_STEPS = 8
 BAR = 30  # characters of a share of 1
 

@@ -11,6 +11,7 @@ from headway.config.derived import threads
 from headway.config.folder import RunFolder, create_run, open_run
 from headway.config.loading import load_recipe, load_toml
 from headway.config.plan import describe
+from headway.config.push import PushConfig
 from headway.config.schema import (
     AlgoConfig,
     BatchConfig,
@@ -20,7 +21,6 @@ from headway.config.schema import (
     JournalConfig,
     LearnerConfig,
     ModelConfig,
-    PushConfig,
     RewardConfig,
     RunConfig,
     SamplingConfig,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headway.errors import WeightError
 from headway.generate.batch import DecodeBatch, RunningGroup
-from headway.generate.filters import filter_logits, has_filter
+from headway.generate.filters import filter_rows
 from headway.generate.plan import Ints, Runs
 from headway.generate.prefill import Prefill, PrefillQueue
 from headway.generate.protocol import FinishedMember, GroupRequest
@@ -286,7 +286,7 @@ class TorchEngine:
         logits = self.policy.head.logits(hidden[torch.from_numpy(unique)])
         if len(unique) < len(sources):
             logits = logits[torch.from_numpy(inverse)]
-        self._filter(logits, rows)
+        filter_rows(logits, batch.group[rows], self._groups)
         tokens, logprobs = sample_tokens(
             logits,
             torch.from_numpy(batch.inv_temperature[rows]),
@@ -295,12 +295,6 @@ class TorchEngine:
         )
         self._num_sampled += len(rows)
         batch.record(rows, tokens.numpy(), logprobs.numpy(), len(self._versions) - 1)
-
-    def _filter(self, logits: Tensor, rows: Ints) -> None:
-        restricted = {key: group for key, group in self._groups.items() if has_filter(group.request.sampling)}
-        for request_id, group in restricted.items():
-            mine = torch.from_numpy(self._batch.group[rows] == request_id)
-            logits[mine] = filter_logits(logits[mine], group.request.sampling)
 
     def _finish(self, rows: Ints) -> list[FinishedMember]:
         batch = self._batch

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from headway.generate.batch import RunningGroup
+from headway.generate.plan import Ints
 from headway.types import Sampling
 
 
@@ -32,3 +36,15 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
         before = ordered.cumsum(-1) - ordered
         keep &= torch.zeros_like(keep).scatter(-1, order, before < sampling.top_p)
     return logits.masked_fill(~keep, float("-inf"))
+
+
+def filter_rows(logits: Tensor, owners: Ints, groups: Mapping[int, RunningGroup]) -> None:
+    """filter_logits in place, for the rows of groups that restrict the support.
+
+    Args:
+        logits: fp32 [S, V]; owners: the request id of each row [S]; groups: by request id.
+    """
+    for request_id, group in groups.items():
+        if has_filter(group.request.sampling):
+            mine = torch.from_numpy(owners == request_id)
+            logits[mine] = filter_logits(logits[mine], group.request.sampling)

@@ -300,7 +300,6 @@ class Supervisor:
                 break
             if learner.is_frozen(self._config.stream.heartbeat_s):
                 self._end_frozen(learner)
-                break
             learner.wait(TICK_S)
         code = learner.poll()
         if status.status == "finished" and code != 0:

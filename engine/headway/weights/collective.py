@@ -22,7 +22,9 @@ from headway.errors import DeadlineExceeded, StreamError, WeightError
 from headway.stream.endpoint import is_local
 from headway.weights.channel import Payload, Publication
 from headway.weights.collective_group import (
+    DEFAULT_TIMING,
     BroadcastGroup,
+    CollectiveTiming,
     Go,
     Hello,
     Offer,
@@ -35,23 +37,6 @@ from headway.weights.tcp_wire import payload_key
 _log = logging.getLogger(__name__)
 POLL_S = 0.01
 IDLE_POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class CollectiveTiming:
-    """Seconds.
-
-    Attributes:
-        stall_s: that one operation of a broadcast may take; gone_s: without a sign of life, a member is forgotten.
-        done_s: that a member may take to verify what came.
-    """
-
-    stall_s: float = 15.0
-    gone_s: float = 15.0
-    done_s: float = 30.0
-
-
-DEFAULT_TIMING = CollectiveTiming()
 
 
 @dataclass

@@ -11,6 +11,7 @@ import contextlib
 import socket as sockets
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -28,6 +29,23 @@ CHUNK_BYTES = 16 << 20
 POLL_S = 0.005
 _distributed: Any = dist  # its stores and groups carry no types
 _Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class CollectiveTiming:
+    """Seconds.
+
+    Attributes:
+        stall_s: that one operation of a broadcast may take; gone_s: without a sign of life, a member is forgotten.
+        done_s: that a member may take to verify what came.
+    """
+
+    stall_s: float = 15.0
+    gone_s: float = 15.0
+    done_s: float = 30.0
+
+
+DEFAULT_TIMING = CollectiveTiming()
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -12,9 +12,10 @@ import urllib.parse
 from headway.errors import DeadlineExceeded, StreamError, WeightError
 from headway.types import PolicyVersion
 from headway.weights.channel import PayloadHeader
-from headway.weights.collective import DEFAULT_TIMING, CollectiveTiming
 from headway.weights.collective_group import (
+    DEFAULT_TIMING,
     BroadcastGroup,
+    CollectiveTiming,
     Go,
     Hello,
     Offer,

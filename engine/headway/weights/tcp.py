@@ -39,7 +39,9 @@ from headway.weights.tcp_wire import (
     Outcome,
     Want,
     decode,
+    name_of,
     payload_key,
+    peer_of,
     short,
 )
 
@@ -347,13 +349,3 @@ class TcpSender(Node):
                 self._allowed(peer),
             )
             self._server.send(peer, offer)
-
-
-def name_of(peer: bytes) -> str:
-    """A socket identity as text, and back by `peer_of`."""
-    return peer.decode("latin-1")
-
-
-def peer_of(name: str) -> bytes:
-    """The socket identity of a name."""
-    return name.encode("latin-1")

@@ -172,3 +172,13 @@ def decode(frames: Sequence[bytes | memoryview]) -> tuple[Message, memoryview | 
 def short(text: str) -> str:
     """An error text that fits a head."""
     return text.encode("utf-8", "backslashreplace").decode()[:MAX_TEXT]
+
+
+def name_of(peer: bytes) -> str:
+    """A socket identity as text, and back by `peer_of`."""
+    return peer.decode("latin-1")
+
+
+def peer_of(name: str) -> bytes:
+    """The socket identity of a name."""
+    return name.encode("latin-1")

@@ -6,8 +6,7 @@ import sys
 import time
 
 from headway.weights import collective_group
-from headway.weights.collective import CollectiveTiming
-from headway.weights.collective_group import BroadcastGroup
+from headway.weights.collective_group import BroadcastGroup, CollectiveTiming
 from headway.weights.collective_receiver import CollectiveReceiver
 
 

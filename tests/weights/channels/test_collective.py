@@ -18,8 +18,8 @@ import torch
 from headway.errors import BackendUnavailable, DeadlineExceeded, StreamError, UnsupportedOption, WeightError
 from headway.types import PolicyVersion
 from headway.weights import Publication, collective_group
-from headway.weights.collective import CollectiveSender, CollectiveTiming
-from headway.weights.collective_group import BroadcastGroup
+from headway.weights.collective import CollectiveSender
+from headway.weights.collective_group import BroadcastGroup, CollectiveTiming
 from headway.weights.collective_receiver import CollectiveReceiver
 
 Start = Callable[..., Any]
