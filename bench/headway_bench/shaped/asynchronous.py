@@ -65,7 +65,7 @@ class Setup:
     samples: int
     steps: int
     warmup: int
-    longest: int = 10  # completion, in means
+    longest: int = 20  # completion, in means
 
     def recipe(self, shape: Shape, contestant: Contestant) -> dict[str, Any]:
         """What a contestant runs."""
@@ -131,9 +131,9 @@ def table(setup: Setup, shape: Shape, results: dict[Contestant, dict[int, Measur
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry. Returns 1 when the default settings miss the aim."""
     parser = argparse.ArgumentParser(prog="headway bench async", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--longest", type=int, default=10, help="completion, in means")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--longest", type=int, default=20, help="completion, in means")
     parser.add_argument("--steps", type=int, default=24, help="updates of a run")
     parser.add_argument("--warmup", type=int, default=4, help="of them, first ones that do not count")
     parser.add_argument("--rounds", type=int, default=1)
