@@ -5,6 +5,7 @@ metrics.jsonl    one row per optimizer step   summary.json   how it ended
 logs/NAME.log    of every process             policy/        the final policy, when `save` is set
 attempts/        every start and resume       checkpoints/   the state to go on from
 journal/         tickets and trajectories     lock           who works on the run now
+spans/           what each process did when
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ class RunFolder:
     def abandoned(self) -> Path:
         """The rows of steps that a resume has rolled back."""
         return self.path / "metrics.abandoned.jsonl"
+
+    @property
+    def spans(self) -> Path:
+        """What each process did when, a file per process."""
+        return self.path / "spans"
 
     def checkpoints(self, config: RunConfig) -> Path:
         """The folder of the run's checkpoints."""

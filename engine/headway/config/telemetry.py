@@ -1,4 +1,4 @@
-"""The section [telemetry]: where a run's numbers go besides its folder."""
+"""The section [telemetry]: where a run's numbers go besides its folder, and what each process writes of its time."""
 
 from __future__ import annotations
 
@@ -32,4 +32,7 @@ class TelemetryConfig(Section):
         ge=0,
         le=65535,
         description="of the Prometheus endpoint; 0: a free one, told at the start",
+    )
+    spans: bool = Field(
+        default=True, description="each process writes what it did when, for the timeline of headway report"
     )

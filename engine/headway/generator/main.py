@@ -29,7 +29,7 @@ from headway.model import load_tokenizer, resolve_model
 from headway.stream import ClientSecurity, Endpoints, GeneratorSocket, HeartbeatThread, host_of
 from headway.stream.keys import DEFAULT_CLIENT
 from headway.stream.waker import Waker
-from headway.telemetry import SplitClock, log_to, watch_parent
+from headway.telemetry import SplitClock, log_to, spans_in, watch_parent
 from headway.types import Manifest
 from headway.weights import StagerThread, open_stager
 from headway.wire.messages import (
@@ -56,6 +56,7 @@ class GeneratorProcess:
     Args:
         config: the recipe; run_id: of the run; index: of the generator.
         endpoints: the learner's; security: keys for it, None where it demands none.
+        spans: folder for what this process does when; None: it is not recorded.
 
     Raises:
         HeadwayError: the model, the environment or the learner cannot be used.
@@ -68,6 +69,7 @@ class GeneratorProcess:
         index: int,
         endpoints: Endpoints,
         security: ClientSecurity | None = None,
+        spans: Path | None = None,
     ) -> None:
         self._config = config
         self._run_id = run_id
@@ -75,7 +77,7 @@ class GeneratorProcess:
         self._endpoints = endpoints
         self._security = security
         self._incarnation = f"g{index}-{uuid.uuid4().hex[:8]}"
-        self._clock = SplitClock()
+        self._clock = SplitClock(spans=spans_in(spans, f"generator {index}", "generator", self._incarnation))
         self._turned_s = time.monotonic()
         self._beats = 0
         self._stop_reason = ""
@@ -85,6 +87,7 @@ class GeneratorProcess:
         folder = resolve_model(config.model.path)
         self._tokenizer = load_tokenizer(folder)
         self._engine = build_engine(config, folder, self._tokenizer)
+        self._clock.sampled_by(lambda: self._engine.num_sampled)
         self._rewards = build_rewards(config)
         self._rollout: Rollout | None = None
         self._stream: GeneratorSocket | None = None
@@ -128,6 +131,7 @@ class GeneratorProcess:
                 self._weights.close()
             unacked = stream.close()
             self._rewards.close()
+            self._clock.close()
             _log.info("stopped (%s); %d messages not acknowledged", self._stop_reason, unacked)
 
     def _loop(self, stream: GeneratorSocket, beat: HeartbeatThread) -> None:
@@ -305,7 +309,8 @@ def main(run_dir: Path, connect: str, index: int, keys: Path | None = None) -> i
         if keys is None and config.stream.keys:
             keys = Path(config.stream.keys) / f"{DEFAULT_CLIENT}.key"
         security = ClientSecurity(keys) if keys is not None else None
-        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect), security)
+        spans = folder.spans if config.telemetry.spans else None
+        process = GeneratorProcess(config, folder.run_id, index, Endpoints.parse(connect), security, spans)
         _stop_on_signals(process.stop)
         watch_parent()
         process.run()

@@ -33,7 +33,7 @@ from headway.learner.setup import LearnerParts, build_learner
 from headway.learner.state import LearnerState
 from headway.model import save_policy
 from headway.stream import LearnerControl, LearnerSocket
-from headway.telemetry import SplitClock, log_to, watch_parent
+from headway.telemetry import SplitClock, log_to, spans_in, watch_parent
 from headway.types import LearnerStatus, PolicyVersion
 from headway.weights import WeightPublisher, choose_channel, open_publisher
 from headway.wire.messages import Event, Welcome
@@ -91,7 +91,9 @@ class LearnerProcess:
         channel: WeightPublisher,
         stack: contextlib.ExitStack,
     ) -> LearnerStatus:
-        clock = SplitClock()
+        spans = self._folder.spans if self._config.telemetry.spans else None
+        clock = SplitClock(spans=spans_in(spans, "learner", "learner", f"learner-{attempt.epoch}"))
+        stack.callback(clock.close)
         interval = PushInterval(self._config.push.interval)
         settings = Settings(
             self._config, desk, parts.trainer, interval, self._note,

@@ -28,7 +28,7 @@ from headway.learner.live import Settings
 from headway.learner.publisher import NO_PUSH, PushInterval, PushStats
 from headway.learner.resume import resume_desk, resume_parts, resume_rows
 from headway.model import Policy, save_policy
-from headway.telemetry import SplitClock
+from headway.telemetry import SplitClock, spans_in
 from headway.trainer import Agreement
 from headway.types import LearnerStatus, PolicyVersion, StepRecord
 from headway.weights import Proof, published_dtype, state_digest
@@ -116,6 +116,7 @@ class SerialRun:
         self.config = config
         self.attempt = attempt or Attempt(0)
         self.stopping = stopping
+        spans = folder.spans if folder is not None and config.telemetry.spans else None
         folder = folder or RunFolder(Path(), "serial")
         parts = build_learner(config, note)
         state = open_state(folder, config, self.attempt, parts)
@@ -136,7 +137,7 @@ class SerialRun:
             time.monotonic,
         )
         self.weights = DirectWeights(self.parts.policy)
-        self.clock = SplitClock()
+        self.clock = SplitClock(spans=spans_in(spans, "learner", "learner", f"learner-{self.attempt.epoch}"))
         self.interval = PushInterval(config.push.interval)
         self.settings = Settings(config, self.desk, self.parts.trainer, self.interval, note)
         self.recorder = Recorder(self.desk, self.settings.take_changes, self.clock)
@@ -255,6 +256,7 @@ class SerialRun:
         for rollout in self.rollouts:
             rollout.rewards.close()
         self.desk.buffer.close()
+        self.clock.close()
 
 
 def _hand_over(rollout: Rollout, message: DataMessage) -> None:

@@ -7,12 +7,15 @@ from headway.telemetry.parent import watch_parent
 from headway.telemetry.sanitise import printable
 from headway.telemetry.scalars import scalars
 from headway.telemetry.sink import JsonlSink, MemorySink, MetricsSink, read_records, rewind, write_summary
+from headway.telemetry.spans import Header, SpanLog, spans_in
 
 __all__ = [
+    "Header",
     "JsonlSink",
     "MemorySink",
     "MetricsSink",
     "SafeFormatter",
+    "SpanLog",
     "SplitClock",
     "State",
     "log_to",
@@ -22,6 +25,7 @@ __all__ = [
     "require_sinks",
     "rewind",
     "scalars",
+    "spans_in",
     "watch_parent",
     "write_summary",
 ]

@@ -16,27 +16,29 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Literal
 
+from headway.telemetry.spans import SpanLog, State
 from headway.types import TimeSplit
-
-State = Literal["work", "push", "idle", "other"]
 
 
 class SplitClock:
     """Splits the time since its construction by state; starts in `other`."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, now_ns: Callable[[], int] = time.monotonic_ns, spans: Callable[[int], SpanLog] | None = None
+    ) -> None:
         """
         Args:
             now_ns: a monotonic clock in nanoseconds; tests give their own.
+            spans: opens what is told every state with its time, given the time of the construction.
         """
         self._now_ns = now_ns
         self._lock = threading.Lock()
         self._spent: dict[State, int] = {"work": 0, "push": 0, "idle": 0, "other": 0}
         self._lap = dict(self._spent)
         self._state: State = "other"
-        self._since = now_ns()
+        self._since = self._entered = now_ns()
+        self._spans = spans(self._since) if spans is not None else None
 
     @contextmanager
     def __call__(self, state: State) -> Generator[None]:
@@ -60,11 +62,25 @@ class SplitClock:
             self._lap = dict(spent)
             return _as_split(passed)
 
+    def sampled_by(self, count: Callable[[], int]) -> None:
+        """Sampled tokens are counted by `count` from now on, for the spans."""
+        if self._spans is not None:
+            self._spans.sampled = count
+
+    def close(self) -> None:
+        """Hands the running state to the spans and closes them; called by the owner thread, last."""
+        self._enter("other")
+        if self._spans is not None:
+            self._spans.close()
+
     def _enter(self, state: State) -> State:
         with self._lock:
             self._settled()
             before, self._state = self._state, state
-            return before
+            began, self._entered = self._entered, self._since
+        if self._spans is not None:
+            self._spans.add(before, began, self._entered)
+        return before
 
     def _settled(self) -> dict[State, int]:
         """Books the time since the last change. Only with the lock held."""
