@@ -19,6 +19,7 @@ import pytest
 import headway
 from headway.config import RunConfig
 from headway.errors import RunFailed
+from headway.report import RunReader, read_groups
 from headway.serial import run_serial
 from headway.types import LearnerStatus, StepRecord
 
@@ -202,6 +203,19 @@ def test_a_generator_may_be_killed_at_start_up_and_in_mid_request_and_frozen(rec
     assert watch.said("restart 3 of") is not None
     assert watch.said("restart 4 of") is None
     assert len(re.findall("is given up", log_of(engine, "learner"))) == 2
+    check_what_is_recorded(engine, records)
+
+
+def check_what_is_recorded(engine: headway.Engine, records: list[StepRecord]) -> None:
+    """Each life of a process has a file of its times, and the journal tells every trained trajectory."""
+    learner, generator = RunReader(engine.run_dir).read().processes
+    assert (learner.name, generator.name) == ("learner", "generator 0")
+    assert len(list((engine.run_dir / "spans").glob("g0-*.jsonl"))) >= 3
+    assert (learner.slices[1:, 0] - learner.slices[:-1, 1] < 1e-6).all()
+    groups = read_groups(engine.run_dir / "journal")
+    assert groups.fault == ""
+    assert groups.lag.steps.tolist() == [record.step for record in records]
+    assert sum(part.trained for part in groups.deciles) == records[-1].trajectories["trained"]
 
 
 # Two runs, hostile rewards, a killed learner ------------------------------------------------------------------

@@ -22,14 +22,16 @@ def report(
     debug: Debug = False,
 ) -> int:
     """Draw what a run did as one HTML page that needs nothing else; also while it goes on."""
-    from headway.report import RunReader, document, page, write_trace
+    from headway.config import open_run
+    from headway.report import RunReader, document, page, read_groups, write_trace
 
     for option, path in (("--out", out), ("--trace", trace)):
         if path is not None and not path.parent.is_dir():
             raise ConfigError([(option, f"{path.parent} is not a folder; make it first")])
     data = RunReader(run).read()
     target = out or run / "report.html"
-    target.write_text(page(document(data)), encoding="utf-8")
+    groups = read_groups(open_run(run)[0].journal)
+    target.write_text(page(document(data, groups)), encoding="utf-8")
     typer.echo(f"{len(data.steps):,} updates: {target} ({target.stat().st_size / 1e6:.1f} MB)")
     if trace is not None:
         write_trace(data, trace)

@@ -46,6 +46,8 @@ class Row(msgspec.Struct):
         state: "open", "trained", or the reason for which it was dropped; detail: more of it, for people.
         step: the optimizer step that consumed it; lag: of its oldest token then; queue_s: from its arrival to then.
         attempt: which start of the learner received it, from 1.
+        received_step: optimizer steps that the learner's weights had seen when it arrived.
+        issued_s: Unix time at which its ticket went out last; None where the journal does not hold it any more.
         position, index: the message in the journal, and its place among the message's trajectories.
     """
 
@@ -67,6 +69,8 @@ class Row(msgspec.Struct):
     step: int | None = None
     lag: int | None = None
     queue_s: float | None = None
+    received_step: int = 0
+    issued_s: float | None = None
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -89,6 +93,7 @@ class History:
         self.rows: list[Row] = []
         self._by_ticket: dict[int, list[Row]] = {}
         self._tickets: dict[int, Ticket] = {}
+        self._issued: dict[int, float] = {}
         self._ended: dict[int, str] = {}
         self._attempt = 0
 
@@ -111,6 +116,7 @@ class History:
                 self._roll_back(entry.step)
             case TicketIssued():
                 self._tickets[entry.ticket.ticket_id] = entry.ticket
+                self._issued[entry.ticket.ticket_id] = entry.time_s
                 self._ended.pop(entry.ticket.ticket_id, None)
             case MessageReceived():
                 self._received(position, entry)
@@ -161,6 +167,7 @@ class History:
                 reward=item["reward"],
                 finish_reason=str(item["finish_reason"]),
                 received_s=entry.time_s,
+                received_step=entry.step,
                 position=position,
                 index=index,
             )
@@ -182,6 +189,7 @@ class History:
                 reward=None,
                 finish_reason="",
                 received_s=entry.time_s,
+                received_step=entry.step,
                 position=position,
                 index=-1,
                 state=str(item["reason"]),
@@ -191,6 +199,7 @@ class History:
 
     def _arrived(self, row: Row) -> None:
         row.attempt = self._attempt
+        row.issued_s = self._issued.get(row.ticket_id)
         before = self._by_ticket.setdefault(row.ticket_id, [])
         if row.state == OPEN:
             if row.ticket_id in self._ended:

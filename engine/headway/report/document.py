@@ -7,6 +7,8 @@ from typing import Any, TypedDict, cast
 from headway.launch.closing import bottleneck, closing_lines
 from headway.report.columns import Columns, Number, bins, columns
 from headway.report.figures import Figure, figures
+from headway.report.groups import Groups
+from headway.report.recorded import journal_figures, slowest_table, timeline
 from headway.report.rows import RunData
 from headway.telemetry import printable
 from headway.types import LearnerStatus
@@ -42,19 +44,30 @@ class Document(TypedDict):
     tables: list[Table]
 
 
-def document(data: RunData) -> Document:
-    """What a run did."""
+def document(data: RunData, groups: Groups | None = None) -> Document:
+    """What a run did.
+
+    Args:
+        groups: what its journal says; None: left out.
+    """
     table = columns(data.steps)
+    lines = [line for line in closing_lines(data.status, data.config, data.path) if line]
+    if groups is not None and groups.fault:
+        lines.append(f"what the journal says is left out: {printable(groups.fault)}")
     return Document(
         name=printable(data.config.name),
         ended=data.ended,
-        lines=[line for line in closing_lines(data.status, data.config, data.path) if line],
+        lines=lines,
         bottleneck=bottleneck(data.status, data.config),
         what_if=one_more_generator(data.status, _generators(data)),
         columns=table,
         bins=bins(table),
-        figures=figures(table),
-        tables=[_time(data.status), _changes(data), _skipped(data)],
+        figures=[
+            *timeline(data.processes),
+            *figures(table),
+            *(journal_figures(groups) if groups is not None else []),
+        ],
+        tables=[_time(data.status), *_slowest(groups), _changes(data), _skipped(data)],
     )
 
 
@@ -91,6 +104,13 @@ def _time(status: LearnerStatus) -> Table:
         for side, split in (("learner", status.learner), ("generators (mean)", status.generator))
     ]
     return Table(title="Where the time went", head=["", *_PARTS], rows=rows)
+
+
+def _slowest(groups: Groups | None) -> list[Table]:
+    if groups is None:
+        return []
+    title, head, rows = slowest_table(groups)
+    return [Table(title=title, head=head, rows=rows)]
 
 
 def _changes(data: RunData) -> Table:

@@ -34,7 +34,7 @@
 
   function place(figure) {
     if (byId("plot-" + figure.id)) return;
-    const section = element("section");
+    const section = element("section", undefined, figure.wide ? "wide" : "");
     const plot = element("div", undefined, "plot");
     plot.id = "plot-" + figure.id;
     section.append(element("h2", figure.title), element("p", figure.note, "note"), plot);

@@ -11,6 +11,7 @@ import msgspec
 
 from headway.config import RunConfig, open_run
 from headway.launch.tally import Tally
+from headway.report.processes import Process, ProcessReader
 from headway.types import LearnerStatus, StepRecord
 
 Row = Mapping[str, object]
@@ -25,6 +26,7 @@ class RunData:
         steps: rows of kind "step", in order, as written (a number that was not finite is None).
         skipped: rows of kind "skipped".
         status: how it ended; until then the sums over the rows so far, with the status "running".
+        processes: what each of them did when; empty where the run does not record it.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class RunData:
     steps: list[Row]
     skipped: list[Row]
     status: LearnerStatus
+    processes: list[Process]
 
     @property
     def ended(self) -> bool:
@@ -54,13 +57,21 @@ class RunReader:
             ConfigError: it is not that of a run.
         """
         self._folder, self._config = open_run(path)
+        self._processes = ProcessReader(self._folder.spans)
         self._begin()
 
     def read(self) -> RunData:
         """The run as of now."""
         self._take_new()
         status = self._status or self._tally.status("running", "")
-        return RunData(self._folder.path, self._config, list(self._steps), list(self._skipped), status)
+        return RunData(
+            self._folder.path,
+            self._config,
+            list(self._steps),
+            list(self._skipped),
+            status,
+            self._processes.read(),
+        )
 
     def _begin(self) -> None:
         self._inode = self._offset = 0

@@ -1,17 +1,20 @@
-"""What the rows say of each process's time, as a trace for ui.perfetto.dev or chrome://tracing.
+"""Each process's time, as a trace for ui.perfetto.dev or chrome://tracing.
 
-One track for the learner and one for the generators' mean. A row knows how long each part of an update took, not
-in which order: within an update the parts lie one after another, ending at the row's time. Counters and the
-settings that were changed lie beside them.
+A track for each process, from what it recorded. A run that recorded nothing has one for the learner and one for the
+generators' mean, from the rows: a row knows how long each part of an update took, not in which order, so that within
+an update the parts lie one after another, ending at the row's time. Counters and the settings that were changed lie
+beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headway.report.processes import PARTS, Process
 from headway.report.rows import RunData, record_of
 from headway.types import StepRecord, TimeSplit
 
@@ -27,25 +30,19 @@ _COUNTERS = (
     "queue_s",
 )
 _ORDER = ("idle", "other", "work", "push")
-_NAMES = {_LEARNER: ("learner", {"work": "train"}), _GENERATORS: ("generators (mean)", {"work": "generate"})}
+_NAMES = {_LEARNER: ("learner", "train"), _GENERATORS: ("generators (mean)", "generate")}
 
 Event = dict[str, Any]
 
 
 def trace(data: RunData) -> dict[str, Any]:
-    """The trace in the Chrome format; timestamps in microseconds since the first update began."""
+    """The trace in the Chrome format; timestamps in microseconds since the first process or update began."""
     records = [record_of(row) for row in data.steps]
-    events: list[Event] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-        for pid, (name, _) in _NAMES.items()
-    ]
-    start = min((r.time_s - max(r.learner.total, r.generator.total) for r in records[:1]), default=0.0)
-    cursors = {_LEARNER: 0.0, _GENERATORS: 0.0}
+    begins = [r.time_s - max(r.learner.total, r.generator.total) for r in records[:1]]
+    begins += [float(process.slices[0, 0]) for process in data.processes]
+    start = min(begins, default=0.0)
+    events = _recorded(data.processes, start) if data.processes else _from_rows(records, start)
     for record in records:
-        for pid, split in ((_LEARNER, record.learner), (_GENERATORS, record.generator)):
-            begin = max(cursors[pid], record.time_s - start - split.total)
-            cursors[pid] = begin + split.total
-            events += _parts(pid, record, split, begin)
         events += _marks(record, record.time_s - start)
     return {
         "traceEvents": events,
@@ -59,14 +56,41 @@ def write_trace(data: RunData, path: Path) -> None:
     path.write_bytes(msgspec.json.encode(trace(data)))
 
 
-def _parts(pid: int, record: StepRecord, split: TimeSplit, begin: float) -> list[Event]:
+def _recorded(processes: Sequence[Process], start: float) -> list[Event]:
+    events: list[Event] = []
+    for pid, process in enumerate(processes, _LEARNER):
+        events.append(_name(pid, process.name))
+        works = "train" if process.side == "learner" else "generate"
+        for begin, _, *seconds in process.slices.tolist():
+            split = TimeSplit(**dict(zip(PARTS, seconds, strict=True)))
+            events += _parts(pid, works, split, begin - start, {})
+    return events
+
+
+def _from_rows(records: Sequence[StepRecord], start: float) -> list[Event]:
+    events = [_name(pid, name) for pid, (name, _) in _NAMES.items()]
+    cursors = {_LEARNER: 0.0, _GENERATORS: 0.0}
+    for record in records:
+        for pid, split in ((_LEARNER, record.learner), (_GENERATORS, record.generator)):
+            begin = max(cursors[pid], record.time_s - start - split.total)
+            cursors[pid] = begin + split.total
+            events += _parts(pid, _NAMES[pid][1], split, begin, {"update": record.step})
+    return events
+
+
+def _name(pid: int, name: str) -> Event:
+    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+
+
+def _parts(pid: int, works: str, split: TimeSplit, begin: float, about: Mapping[str, Any]) -> list[Event]:
+    """The parts of a stretch of time, one after another; `works` names the work of this side."""
     events: list[Event] = []
     for part in _ORDER:
         seconds: float = getattr(split, part)
         if seconds > 0.0:
             events.append({
-                "ph": "X", "name": _NAMES[pid][1].get(part, part), "cat": part, "pid": pid, "tid": 0,
-                "ts": begin * 1e6, "dur": seconds * 1e6, "args": {"update": record.step},
+                "ph": "X", "name": works if part == "work" else part, "cat": part, "pid": pid, "tid": 0,
+                "ts": begin * 1e6, "dur": seconds * 1e6, "args": dict(about),
             })  # fmt: skip
         begin += seconds
     return events
