@@ -16,6 +16,8 @@ BASE: dict[str, Any] = {"model": {"path": "builtin:sort"}, "env": {"name": "sort
 
 # What must be given beside a key for its other value to be possible.
 COMPANIONS: dict[str, dict[str, Any]] = {
+    "model.head_dtype": {"push.dtype": "bfloat16"},
+    "learner.dtype": {"push.dtype": "bfloat16"},
     "model.reference": {"algo.kl": "k3", "algo.kl_coef": 0.1},
     "algo.kl": {"algo.kl_coef": 0.1},
     "algo.kl_coef": {"algo.kl": "k3"},
@@ -41,6 +43,9 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "stream.keys": {"stream.transport": "tcp"},
 }
 OTHER: dict[str, Any] = {
+    "agreement.mean_log_ratio": 0.01,
+    "agreement.max_log_ratio": 0.2,
+    "agreement.min_ess": 0.9,
     "staleness.slots": 12,
     "staleness.window": 3,
     "push.kv": "2",
@@ -52,6 +57,7 @@ OTHER: dict[str, Any] = {
     "env.args": {"digits": 5},
     "generator.vllm": {"block_size": 16},
     "stream.bind": "tcp://127.0.0.1:5700",
+    "generator.gpus": [1],
     "sampling.stop_strings": ["\n"],
     "telemetry.sinks": ["tensorboard"],
     "telemetry.prometheus_host": "0.0.0.0",

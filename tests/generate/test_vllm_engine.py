@@ -31,9 +31,23 @@ LONG_PROMPT = [3 + (7 * place) % 40 for place in range(40)]  # more than a block
 _alive: list[Any] = []  # process groups are shared, and go with the first engine that is collected
 
 
-def open_engine(folder: Path, decode: Any, *, kv: str = "keep", **options: Any) -> Any:
+def open_engine(
+    folder: Path,
+    decode: Any,
+    *,
+    kv: str = "keep",
+    published_dtype: str = "float32",
+    head_dtype: str = "float32",
+    **options: Any,
+) -> Any:
     engine = open_vllm(
-        folder, published_dtype="float32", sizes=Sizes(64, 0, 512), kv=kv, options=options, decode=decode
+        folder,
+        published_dtype=published_dtype,
+        sizes=Sizes(64, 0, 512),
+        kv=kv,
+        head_dtype=head_dtype,
+        options=options,
+        decode=decode,
     )
     _alive.append(engine)
     return engine
@@ -96,6 +110,37 @@ class TestRealEngine:
             open_engine(folder, str, dtype="half")
         with pytest.raises(UnsupportedOption, match="enable_chunked_prefill"):
             open_engine(folder, str, enable_chunked_prefill=True)
+
+    @pytest.mark.parametrize(("head_dtype", "other"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+    def test_the_head_is_computed_in_the_dtype_that_both_sides_follow(
+        self, folder: Path, request_of: Any, head_dtype: str, other: str
+    ) -> None:
+        """Its layers compute in bfloat16; its logits are a float64 product's to the head's own rounding."""
+        engine = open_engine(folder, str, published_dtype="bfloat16", head_dtype=head_dtype)
+        llm, apart = engine._llm, []
+        model = library.live_runner(llm).model
+
+        def compare(_module: Any, arguments: Any, logits: torch.Tensor) -> None:
+            head, hidden = arguments[:2]
+            assert hidden.dtype == torch.bfloat16
+            oracle = hidden.double() @ head.weight[: logits.shape[1]].double().T
+            apart.append(float((logits.double() - oracle).abs().max() / oracle.abs().max()))
+
+        model.logits_processor.register_forward_hook(compare)
+        push(engine, load_policy(folder, published_dtype="bfloat16", with_grad=False).flat, 0)
+        engine.add(request_of(1, prompt=PROMPT))
+        while not apart:
+            engine.step()
+        assert (max(apart) < 1e-5) if head_dtype == "float32" else (1e-4 < max(apart) < 1e-2)
+        library.check_head(library.load_vllm(), llm, head_dtype)
+        with pytest.raises(UnsupportedOption, match=rf"model\.head_dtype = '{other}'.*in {head_dtype} here"):
+            library.check_head(library.load_vllm(), llm, other)
+
+    def test_a_head_precision_of_one_side_alone_is_refused(self, folder: Path) -> None:
+        with pytest.raises(UnsupportedOption, match=r"head_dtype = 'bfloat16': both sides follow"):
+            open_engine(folder, str, hf_overrides={"head_dtype": "bfloat16"})
+        with pytest.raises(UnsupportedOption, match=r"hf_overrides = 3: must be a table"):
+            open_engine(folder, str, hf_overrides=3)
 
     def test_logprobs_are_those_of_the_distribution_that_sampled(
         self, versions: Any, oracle: Any, request_of: Any, finish: Any

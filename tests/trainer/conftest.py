@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from headway.buffer import Group
 from headway.config import RunConfig
-from headway.learner.setup import recipe_of
+from headway.learner.setup import compute_of, recipe_of
 from headway.model import Policy, load_policy
 from headway.trainer import Trainer, prepare, score_row
 from headway.types import (
@@ -78,7 +78,9 @@ class Bench:
     def __init__(self, folder: Path, config: RunConfig, reference: Policy | None = None) -> None:
         self.config = config
         self.recipe = recipe_of(config.algo)
-        self.policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=True)
+        self.policy = load_policy(
+            folder, published_dtype=config.push.dtype, with_grad=True, compute=compute_of(config)
+        )
         self.trainer = Trainer(self.policy, config, self.recipe, reference)
 
     @property

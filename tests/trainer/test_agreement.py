@@ -21,13 +21,13 @@ def apart(distance: float) -> PolicyStats:
 
 
 def test_a_first_batch_that_disagrees_stops_the_run() -> None:
-    Agreement().check(apart(1e-5), 0, 0)
+    Agreement(0.05).check(apart(1e-5), 0, 0)
     with pytest.raises(TrainingStopped, match=r"max \|pi - mu\| = 0.3.*shifted"):
-        Agreement().check(apart(0.3), 0, 0)
+        Agreement(0.05).check(apart(0.3), 0, 0)
 
 
 def test_tokens_that_lag_may_differ_and_a_batch_of_nothing_says_nothing() -> None:
-    agreement = Agreement()
+    agreement = Agreement(0.05)
     agreement.check(apart(9.0), 1, 0)
     agreement.check(PolicyStats.zero(), 0, 1)
     with pytest.raises(TrainingStopped):
@@ -38,7 +38,7 @@ def test_a_distance_at_lag_0_that_grows_with_the_steps_stops_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As where every push carries the first weights: each update takes the learner further away."""
-    agreement = Agreement()
+    agreement = Agreement(0.05)
     agreement.check(apart(0.0), 0, 0)
     agreement.check(apart(0.02), 0, 1)
     with caplog.at_level(logging.WARNING):
@@ -54,6 +54,6 @@ def test_a_distance_at_lag_0_that_grows_with_the_steps_stops_the_run(
 
 
 def test_a_single_batch_apart_is_forgiven_once_the_next_agrees() -> None:
-    agreement = Agreement()
+    agreement = Agreement(0.05)
     for step, distance in enumerate((0.0, 0.2, 0.2, 0.0, 0.2, 0.2, 0.0)):
         agreement.check(apart(distance), 0, step)

@@ -7,6 +7,7 @@ derived                                        the values that keys left open ta
 """
 
 from headway.config import derived
+from headway.config.agreement import AgreementConfig, AgreementLimits
 from headway.config.derived import threads
 from headway.config.folder import RunFolder, create_run, open_run
 from headway.config.loading import load_recipe, load_toml
@@ -31,6 +32,8 @@ from headway.config.telemetry import TelemetryConfig
 from headway.config.write import save, to_toml
 
 __all__ = [
+    "AgreementConfig",
+    "AgreementLimits",
     "AlgoConfig",
     "BatchConfig",
     "CheckpointConfig",

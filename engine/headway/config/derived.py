@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from headway.config.agreement import DEFAULT_LIMITS, AgreementLimits
 from headway.config.schema import RunConfig
 
 
@@ -95,3 +96,37 @@ def threads(config: RunConfig, role: str, cores: int | None = None) -> int:
     """
     chosen = config.learner.threads if role == "learner" else config.generator.threads
     return chosen or max(1, (cores or available_cores()) // (config.generator.replicas + 1))
+
+
+def generator_dtype(config: RunConfig) -> str:
+    """What the generators' layers compute in."""
+    if config.generator.engine != "vllm":
+        return "float32"
+    return str(config.generator.vllm.get("dtype", config.push.dtype))
+
+
+def agreement_limits(config: RunConfig) -> AgreementLimits:
+    """How far apart the two sides may be at equal weights: [agreement], or what their dtypes allow."""
+    dtypes = (config.learner.dtype, generator_dtype(config), config.model.head_dtype)
+    default = DEFAULT_LIMITS["float32" if set(dtypes) == {"float32"} else "bfloat16"]
+    given = config.agreement
+    return AgreementLimits(
+        mean_log_ratio=given.mean_log_ratio or default.mean_log_ratio,
+        max_log_ratio=given.max_log_ratio or default.max_log_ratio,
+        min_ess=given.min_ess or default.min_ess,
+    )
+
+
+def numerics(config: RunConfig, attention: str) -> str:
+    """What decides a log-prob besides the weights, for people.
+
+    Args:
+        attention: the back-end that the learner runs with.
+    """
+    learner = config.learner
+    sampler = "processed_logprobs" if config.generator.engine == "vllm" else "full softmax"
+    return (
+        f"learner: {learner.dtype} on {learner.device}, attention {attention!r}; generators: "
+        f"{config.generator.engine}, {generator_dtype(config)}, log-probs {sampler} at temperature "
+        f"{config.sampling.temperature:g}; head: {config.model.head_dtype} on both sides"
+    )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from headway.config.agreement import AgreementConfig
 from headway.config.push import PushConfig
 from headway.config.section import Section
 from headway.config.telemetry import TelemetryConfig
@@ -23,6 +24,10 @@ class ModelConfig(Section):
     )
     reference: str = Field(
         default="", description="frozen reference model for the KL term; empty: the starting policy"
+    )
+    head_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the product with the vocabulary head, on both sides: learner and generators",
     )
 
 
@@ -152,6 +157,21 @@ class LearnerConfig(Section):
         default=64, ge=1, description="memory for logits while the head's gradients are formed"
     )
     threads: int = Field(default=0, ge=0, description="torch threads; 0: a fair share of the cores")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the policy is trained")
+    gpu: int = Field(
+        default=-1,
+        ge=-1,
+        description="the GPU of the learner's process, counted among those that headway run sees; -1: it sees all",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the layers' products; weights, norms, the residual stream and gradients stay float32",
+    )
+    attention: Literal["auto", "native", "sdpa", "flash", "flex", "varlen"] = Field(
+        default="auto",
+        description="of packed rows: flash: flash-attn 2; varlen, flex, sdpa: torch's; native: headway's on the CPU; "
+        "auto: the first that can run",
+    )
 
 
 class StalenessConfig(Section):
@@ -200,6 +220,11 @@ class GeneratorConfig(Section):
         default=2048, ge=1, description="prompt tokens added to one decode step at most"
     )
     threads: int = Field(default=0, ge=0, description="torch threads; 0: a fair share of the cores")
+    gpus: list[int] = Field(
+        default_factory=list,
+        description="one GPU per replica, counted among those that headway run sees; several may share one; empty: "
+        "each sees all",
+    )
 
 
 class RewardConfig(Section):
@@ -287,6 +312,7 @@ class RunConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     algo: AlgoConfig = AlgoConfig()
     learner: LearnerConfig = LearnerConfig()
+    agreement: AgreementConfig = AgreementConfig()
     staleness: StalenessConfig = StalenessConfig()
     push: PushConfig = PushConfig()
     generator: GeneratorConfig = GeneratorConfig()

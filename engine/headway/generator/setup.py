@@ -10,7 +10,7 @@ import torch
 from headway.config import RunConfig
 from headway.envs import EnvSpec, RewardPool
 from headway.generate import InferenceEngine, TorchEngine
-from headway.model import Tokenizer, load_policy
+from headway.model import Compute, Tokenizer, load_policy
 from headway.weights import DoubledServed, Served
 
 
@@ -38,6 +38,7 @@ def _build_vllm(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Infere
         published_dtype=config.push.dtype,
         sizes=Sizes(generator.max_running, generator.kv_tokens, generator.prefill_tokens),
         kv=config.push.kv,
+        head_dtype=config.model.head_dtype,
         options=generator.vllm,
         decode=tokenizer.decode,
     )
@@ -49,7 +50,12 @@ def build_torch_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) ->
     Raises:
         ModelError: the folder cannot be used.
     """
-    policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=False)
+    policy = load_policy(
+        folder,
+        published_dtype=config.push.dtype,
+        with_grad=False,
+        compute=Compute(head_dtype=config.model.head_dtype),
+    )
     generator, sampling = config.generator, config.sampling
     # A group's prompt is shared, so what a sequence needs for itself is its budget; prompts come on top.
     default = generator.max_running * (

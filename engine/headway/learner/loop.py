@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 
 from headway.buffer import Group
-from headway.config import RunConfig
+from headway.config import RunConfig, derived
 from headway.learner.checkpoints import Checkpoints
 from headway.learner.failures import RewardWatch
 from headway.learner.intake import Intake
@@ -69,7 +69,7 @@ class LearnerLoop:
         self._stopping = stopping
         self._note = note
         self._rewards = RewardWatch()
-        self._agreement = Agreement()
+        self._agreement = Agreement(derived.agreement_limits(config).max_log_ratio)
 
     def run(self) -> str:
         """Train; returns why it ended before its last step, "" if it did not.
@@ -93,6 +93,8 @@ class LearnerLoop:
         """Book the step: its version, its push, its row."""
         consumed = self.version
         push = NO_PUSH
+        if stats.start_check is not None:
+            self._note(f"both sides agree: {stats.start_check}")
         if not stats.skipped:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self._intake.trained(groups, self.version)

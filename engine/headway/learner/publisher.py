@@ -60,6 +60,8 @@ class Publisher:
         self._policy = policy
         self._interval = interval
         self._unchanged = 0
+        # Channels read host memory. On a device the weights are copied to it once a push.
+        self._host = None if policy.device.type == "cpu" else policy.flat.cpu()
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether the weights after optimizer step `step` are pushed; the last ones always are."""
@@ -75,7 +77,10 @@ class Publisher:
             WeightError: fp32 weights did not change although they should have, twice in a row.
         """
         started = time.perf_counter()
-        published = self._channel.publish(self._policy.flat, version)
+        flat = self._policy.flat
+        if self._host is not None:
+            flat = self._host.copy_(flat)
+        published = self._channel.publish(flat, version)
         seconds = time.perf_counter() - started
         num_elements = sum(spec.size for spec in self._policy.manifest.tensors)
         if expect_change:

@@ -146,6 +146,7 @@ class Recorder:
             generators=len(self._desk.peers),
             changes=self._take_changes(),
             checkpoint_s=checkpoint_s,
+            start_check={} if stats.start_check is None else stats.start_check.record(),
         )
         self._remember(record, now, received, lags)
         return record

@@ -34,7 +34,7 @@ from headway.journal import (
 from headway.journal.segment import SEGMENT_START
 from headway.learner.machine import Machine
 from headway.learner.replay_plan import Entered, Plan, Update, path
-from headway.learner.setup import load_reference, recipe_of
+from headway.learner.setup import compute_of, load_reference, recipe_of
 from headway.learner.state import LearnerState, Piece, read_state
 from headway.model import Policy, load_policy, resolve_model
 from headway.trainer import FlatState, Trainer, TrainerState
@@ -102,7 +102,7 @@ def replay(
     plan.read(_entries(folder, position))
     _check_machines(folder, attempts, plan, any_machine, note)
     model = resolve_model(config.model.path, note)
-    policy = load_policy(model, published_dtype=config.push.dtype, with_grad=True)
+    policy = load_policy(model, published_dtype=config.push.dtype, with_grad=True, compute=compute_of(config))
     state = read_state(chosen, policy.manifest) if chosen else None
     replayed = Replay(folder, config, attempts, store, plan, policy, state, note)
     plan.check(replayed.held)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.algo import Recipe, resolve_recipe
-from headway.config import AlgoConfig, RunConfig
+from headway.config import AlgoConfig, RunConfig, derived
 from headway.envs import EnvSpec, load_environment
 from headway.learner.prompts import PromptSource
 from headway.learner.tickets import TicketMaker
-from headway.model import Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
+from headway.model import Compute, Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
 from headway.staleness import Gate, StalenessPolicy, StalenessUnit, make_policy
-from headway.trainer import Trainer
+from headway.trainer import StartCheck, Trainer
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,24 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
     """
     folder = resolve_model(config.model.path, note)
     tokenizer = load_tokenizer(folder)
-    policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=True)
+    policy = load_policy(
+        folder, published_dtype=config.push.dtype, with_grad=True, compute=compute_of(config)
+    )
+    numerics = derived.numerics(config, policy.attention.name)
+    note(numerics)
     reference = load_reference(config, note)
     environment = load_environment(EnvSpec(config.env.name, config.env.args))
     return LearnerParts(
         folder=folder,
         tokenizer=tokenizer,
         policy=policy,
-        trainer=Trainer(policy, config, recipe_of(config.algo), reference),
+        trainer=Trainer(
+            policy,
+            config,
+            recipe_of(config.algo),
+            reference,
+            StartCheck(derived.agreement_limits(config), numerics),
+        ),
         prompts=PromptSource(environment, tokenizer, config.env, config.seed),
         tickets=TicketMaker(config, tokenizer.eos_ids),
         gate=make_gate(config),
@@ -66,7 +76,14 @@ def load_reference(config: RunConfig, note: Callable[[str], None]) -> Policy | N
     """
     if not recipe_of(config.algo).objective.needs_reference:
         return None
-    return load_policy(resolve_model(config.model.reference or config.model.path, note), with_grad=False)
+    folder = resolve_model(config.model.reference or config.model.path, note)
+    return load_policy(folder, with_grad=False, compute=compute_of(config))
+
+
+def compute_of(config: RunConfig) -> Compute:
+    """What the learner's policy computes on and in."""
+    learner = config.learner
+    return Compute(learner.device, learner.dtype, config.model.head_dtype, learner.attention)
 
 
 def recipe_of(algo: AlgoConfig) -> Recipe:

@@ -1,7 +1,8 @@
 """Models: transformers modules over flat parameters, their attention, tokenizers, and tiny builtin ones."""
 
-from headway.model.attention import AttentionContext, KVPool, attention_context
+from headway.model.attention import AttentionContext, KVPool
 from headway.model.builtin import builtin_folder
+from headway.model.compute import Compute
 from headway.model.facts import kernel_facts
 from headway.model.loading import Tokenizer, load_policy, load_tokenizer, save_policy
 from headway.model.policy import Head, Policy
@@ -9,11 +10,11 @@ from headway.model.resolve import builtin_tokenizer, resolve_model
 
 __all__ = [
     "AttentionContext",
+    "Compute",
     "Head",
     "KVPool",
     "Policy",
     "Tokenizer",
-    "attention_context",
     "builtin_folder",
     "builtin_tokenizer",
     "kernel_facts",

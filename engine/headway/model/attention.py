@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headway.errors import UnsupportedOption
-from headway.packing import Row
+from headway.model.row_attention import Attend
 from headway_kernels.attention import AttentionPlan, run_attention
 
 ATTENTION_NAME = "headway"
@@ -36,24 +36,16 @@ class AttentionContext:
     """What the tokens of one forward call may see.
 
     Attributes:
-        plan: the runs of queries and the keys each attends to.
+        plan: the runs of queries and the keys each attends to; None: attend says it.
         pool: None when queries attend over the call's own keys (learner).
         positions: int64 [N], where in the pool each token's key and value are written (with a pool).
+        attend: a learner's row, bound to its back-end.
     """
 
-    plan: AttentionPlan
+    plan: AttentionPlan | None
     pool: KVPool | None = None
     positions: Tensor | None = None
-
-
-def attention_context(row: Row) -> AttentionContext:
-    """A learner's row attends over itself, along its prefix forest."""
-    arrays = (
-        row.query_start, row.query_len, row.causal_start, row.causal_base,
-        row.range_offsets, row.range_start, row.range_len,
-    )  # fmt: skip
-    tensors = [torch.from_numpy(array) for array in arrays]
-    return AttentionContext(AttentionPlan(*tensors, num_queries=row.num_tokens, num_keys=row.num_tokens))
+    attend: Attend | None = None
 
 
 def headway_attention(
@@ -79,7 +71,10 @@ def headway_attention(
         )
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise UnsupportedOption("attention 'headway' has no soft-capped logits and no attention sinks")
-    keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if torch.is_autocast_enabled(query.device.type):  # rotary positions have made float32 of what was not
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if context.pool is not None:
         layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
         pool_keys, pool_values = context.pool.keys[layer], context.pool.values[layer]
@@ -87,8 +82,10 @@ def headway_attention(
         pool_values.index_copy_(0, context.positions, values)  # pyright: ignore[reportArgumentType]
         keys, values = pool_keys, pool_values
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = run_attention(query[0].transpose(0, 1), keys, values, context.plan, scale=scale)
-    return out.unsqueeze(0), None
+    if context.attend is not None:
+        return context.attend(queries, keys, values, scale).unsqueeze(0), None
+    assert context.plan is not None, "a context without a plan has a row's attention"
+    return run_attention(queries, keys, values, context.plan, scale=scale).unsqueeze(0), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, headway_attention)

@@ -62,15 +62,16 @@ def flatten(module: nn.Module, manifest: Manifest, *, with_grad: bool) -> tuple[
 
     Args:
         module: its parameters become views of the buffer.
-        manifest: as build_manifest gives for this module.
+        manifest: as build_manifest gives for this module. The buffers are on the module's device.
         with_grad: also make a gradient buffer that every `.grad` is a view of.
 
     Returns:
         (flat [num_elements] fp32, grad [num_elements] fp32 or None).
     """
-    flat = aligned_zeros(manifest.num_elements)
-    grad = aligned_zeros(manifest.num_elements) if with_grad else None
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
+    flat = aligned_zeros(manifest.num_elements, device)
+    grad = aligned_zeros(manifest.num_elements, device) if with_grad else None
     for spec in manifest.tensors:
         parameter = parameters[spec.name]
         view = flat[spec.offset : spec.offset + spec.size].view(spec.shape)
@@ -93,8 +94,8 @@ def rebind(module: nn.Module, manifest: Manifest, flat: Tensor) -> None:
         parameters[spec.name].data = flat[spec.offset : spec.offset + spec.size].view(spec.shape)
 
 
-def aligned_zeros(num_elements: int) -> Tensor:
+def aligned_zeros(num_elements: int, device: torch.device | str = "cpu") -> Tensor:
     """fp32 zeros [num_elements] that start on a 64-byte boundary."""
-    raw = torch.zeros(num_elements + ALIGNMENT, dtype=torch.float32)
+    raw = torch.zeros(num_elements + ALIGNMENT, dtype=torch.float32, device=device)
     shift = (-raw.data_ptr() % 64) // 4
     return raw[shift : shift + num_elements]

@@ -16,21 +16,27 @@ from transformers.utils import logging as transformers_logging
 
 from headway.errors import ModelError
 from headway.model.attention import ATTENTION_NAME
+from headway.model.compute import Compute
 from headway.model.policy import Policy
 from headway.model.probe import probe
 
 transformers_logging.disable_progress_bar()
 
 
-def load_policy(folder: Path, *, published_dtype: str = "float32", with_grad: bool) -> Policy:
+def load_policy(
+    folder: Path, *, published_dtype: str = "float32", with_grad: bool, compute: Compute | None = None
+) -> Policy:
     """A folder in transformers format as a Policy in fp32, rounded to the published dtype.
+
+    Args:
+        compute: device, precision and attention; None: fp32 on the CPU.
 
     Raises:
         ModelError: no such folder, no config, unreadable weights, missing or unexpected tensors, or an
-            architecture that headway cannot run.
+            architecture that headway cannot run. UnsupportedOption: what `compute` asks for is not here.
     """
     module = _load_module(folder)
-    policy = Policy(module, published_dtype=published_dtype, with_grad=with_grad)
+    policy = Policy(module, published_dtype=published_dtype, with_grad=with_grad, compute=compute)
     if not torch.isfinite(policy.flat).all():
         bad = [name for name, tensor in module.named_parameters() if not torch.isfinite(tensor).all()]
         raise ModelError(f"model folder {folder}: weights that are not finite: {', '.join(bad[:5])}")

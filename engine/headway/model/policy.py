@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from headway.errors import ModelError
 from headway.model.attention import AttentionContext
+from headway.model.attention_choice import Place, choose_attention
+from headway.model.compute import DTYPES, Compute
 from headway.model.flat import build_manifest, flatten, rebind
+from headway.packing import Row
 from headway.types import Manifest
 
 
@@ -25,16 +28,24 @@ class Head:
 
     Attributes:
         weight: [V, H]; bias: [V] or None; softcap: final_logit_softcapping; scale: logit scale. None: absent.
+        dtype: of the product; the sum of it is fp32 at least.
     """
 
     weight: Tensor
     bias: Tensor | None
     softcap: float | None
     scale: float | None
+    dtype: torch.dtype = torch.float32
+
+    def operands(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """hidden [N, H], weight and bias as they are multiplied, without gradients."""
+        bias = None if self.bias is None else self.bias.detach().to(self.dtype)
+        return hidden.detach().to(self.dtype), self.weight.detach().to(self.dtype), bias
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> fp32 logits [N, V]."""
-        logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+        bias = None if self.bias is None else self.bias.to(self.dtype)
+        logits = torch.nn.functional.linear(hidden.to(self.dtype), self.weight.to(self.dtype), bias).float()
         if self.scale is not None:
             logits = logits * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
@@ -47,27 +58,42 @@ class Policy:
         module: loaded with attention "headway", in fp32.
         published_dtype: dtype of the published weights ("float32" or "bfloat16").
         with_grad: make a gradient buffer and train; else parameters are frozen.
+        compute: device, precision and attention.
 
     Raises:
         ModelError: the module needs something that headway's attention or head does not do.
+        UnsupportedOption: the device or the attention cannot be had here.
     """
 
-    def __init__(self, module: PreTrainedModel, *, published_dtype: str, with_grad: bool) -> None:
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        *,
+        published_dtype: str,
+        with_grad: bool,
+        compute: Compute | None = None,
+    ) -> None:
+        compute = compute or Compute()
+        self.device = compute.place
+        self.dtype = DTYPES[compute.dtype]
         # Never in train mode: dropout would make the learner's log-probs differ from the generator's.
         self.module = module.eval()
         self.manifest: Manifest = build_manifest(module, published_dtype)
+        module.to(self.device)  # pyright: ignore[reportArgumentType] - transformers wraps the method
         self.flat, self.grad = flatten(module, self.manifest, with_grad=with_grad)
-        self.head = _find_head(module)
+        self.head = _find_head(module, DTYPES[compute.head_dtype])
         self.context_length: int = _context_length(module)
         text_config = module.config.get_text_config()
         self.num_layers: int = text_config.num_hidden_layers
         self.num_kv_heads: int = getattr(text_config, "num_key_value_heads", text_config.num_attention_heads)
-        self.head_dim: int = (
-            getattr(text_config, "head_dim", None)
-            or text_config.hidden_size // text_config.num_attention_heads
-        )
+        self.head_dim: int = head_dim_of(module.config)
         self.vocab_size: int = self.head.weight.shape[0]
         self._backbone: nn.Module = module.base_model
+        self.attention = choose_attention(compute.attention, Place(self.device, self.dtype, self.head_dim))
+
+    def context(self, row: Row) -> AttentionContext:
+        """A learner's row attends over itself, along its prefix forest, by this policy's back-end."""
+        return AttentionContext(None, attend=self.attention.bind(row, self.device))
 
     def backbone(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Hidden states after the final norm.
@@ -79,13 +105,14 @@ class Policy:
         Returns:
             fp32 [N, H].
         """
-        out = self._backbone(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            context=context,
-        )
-        return out.last_hidden_state[0]
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32):
+            out = self._backbone(
+                input_ids=token_ids.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                context=context,
+            )
+        return out.last_hidden_state[0].float()
 
     def serve_from(self, flat: Tensor) -> None:
         """Compute with the weights in `flat` (fp32 [num_elements]) from now on; nothing is copied.
@@ -102,7 +129,15 @@ class Policy:
             self.flat.copy_(self.flat.bfloat16())
 
 
-def _find_head(module: PreTrainedModel) -> Head:
+def head_dim_of(config: PretrainedConfig) -> int:
+    """D of a model's attention."""
+    text_config = config.get_text_config()
+    return (
+        getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+    )
+
+
+def _find_head(module: PreTrainedModel, dtype: torch.dtype) -> Head:
     config = module.config.get_text_config()
     head = module.get_output_embeddings()
     if not isinstance(head, nn.Linear):
@@ -118,6 +153,7 @@ def _find_head(module: PreTrainedModel) -> Head:
         bias=head.bias,
         softcap=getattr(config, "final_logit_softcapping", None),
         scale=None if scale in (None, 1.0) else float(scale),
+        dtype=dtype,
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headway.buffer import Group
 from headway.checkpoint import Attempt
-from headway.config import RunConfig, RunFolder
+from headway.config import RunConfig, RunFolder, derived
 from headway.config.loading import parse_value
 from headway.errors import DeadlineExceeded, HeadwayError
 from headway.generate import InferenceEngine
@@ -116,6 +116,7 @@ class SerialRun:
         self.config = config
         self.attempt = attempt or Attempt(0)
         self.stopping = stopping
+        self._note = note
         spans = folder.spans if folder is not None and config.telemetry.spans else None
         folder = folder or RunFolder(Path(), "serial")
         parts = build_learner(config, note)
@@ -149,7 +150,7 @@ class SerialRun:
             contextlib.nullcontext(), note,
         )  # fmt: skip
         self.version = self.attempt.version
-        self._agreement = Agreement()
+        self._agreement = Agreement(derived.agreement_limits(config).max_log_ratio)
         self.rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
         self._publish()
 
@@ -230,6 +231,8 @@ class SerialRun:
         with self.clock("work"):
             stats = self.parts.trainer.step(groups, consumed.step + 1)
         push = NO_PUSH
+        if stats.start_check is not None:
+            self._note(f"both sides agree: {stats.start_check}")
         if not stats.skipped:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self.desk.trained(groups, self.version)

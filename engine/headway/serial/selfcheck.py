@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from headway.buffer import Group
 from headway.config import RunConfig, derived
+from headway.config.agreement import DEFAULT_LIMITS
 from headway.envs import EnvSpec, load_environment
 from headway.generate import GroupRequest, InferenceEngine, mix
 from headway.generator import build_engine
 from headway.learner.prompts import PromptSource
-from headway.learner.setup import recipe_of
+from headway.learner.setup import compute_of, recipe_of
 from headway.learner.tickets import TicketMaker
 from headway.model import Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
 from headway.trainer import prepare, score_row
@@ -30,7 +31,8 @@ from headway.types import PolicyVersion, Ticket, Trajectory, prompt_digest
 
 TEMPERATURES = (0.3, 0.6, 1.0, 1.3)
 NUM_PUSHES = 20
-LIMIT = {"float32": 1e-4, "bfloat16": 1e-4}  # both sides compute in fp32, whatever dtype is published
+LIMIT = 1e-4  # where both sides compute in fp32, whatever dtype is published
+PACKING_LIMIT = 1e-5
 MAX_NEW_TOKENS = 32
 MAX_PROMPTS, MAX_SAMPLES = 4, 4
 ANY_LENGTH = 1 << 20  # tokens in a row
@@ -77,9 +79,15 @@ class SelfCheck:
         folder = resolve_model(config.model.path, lambda line: print(line, file=sys.stderr))
         self._config = _shortened(config)
         self._tokenizer: Tokenizer = load_tokenizer(folder)
-        self._policy: Policy = load_policy(folder, published_dtype=config.push.dtype, with_grad=False)
+        self._policy: Policy = load_policy(
+            folder, published_dtype=config.push.dtype, with_grad=False, compute=compute_of(config)
+        )
         self._folder = folder
-        self._limit = LIMIT[config.push.dtype]
+        limits = derived.agreement_limits(config)
+        exact = limits == DEFAULT_LIMITS["float32"]
+        self._limit = LIMIT if exact else limits.max_log_ratio
+        self._packing_limit = PACKING_LIMIT if exact else limits.max_log_ratio
+        self._shifted_limit = 10 * (LIMIT if exact else limits.mean_log_ratio)
         self._next_step = 0
         environment = load_environment(EnvSpec(config.env.name, config.env.args))
         self._prompts = PromptSource(environment, self._tokenizer, config.env, config.seed)
@@ -112,14 +120,14 @@ class SelfCheck:
             yield Finding(
                 f"share {share}{'' if rows == ANY_LENGTH else f', rows of {rows} tokens'}: max |difference|",
                 float(gap),
-                1e-5,
+                self._packing_limit,
             )
 
     def _alignment(self, groups: list[Group]) -> Finding:
         """Log-probs shifted by one must be noticed: else the agreement above says nothing."""
         behaviour, learner = _behaviour(groups), self._learner_logp(groups, "none", ANY_LENGTH)
         shifted = float(np.abs(learner[:-1] - behaviour[1:]).mean()) if len(learner) > 1 else 1.0
-        return Finding("shifted by one: mean |pi - mu|", shifted, 10 * self._limit, at_least=True)
+        return Finding("shifted by one: mean |pi - mu|", shifted, self._shifted_limit, at_least=True)
 
     def _pushes(self, engine: InferenceEngine) -> Iterable[Finding]:
         """The same weights pushed again and again with requests in flight must change nothing."""
@@ -226,7 +234,9 @@ class SelfCheck:
         keys, values = [], []
         for row in prepared.rows:
             keys.append(np.stack([row.row.sequence, row.row.token]))
-            values.append(score_row(self._policy, row, self._config.learner.head_chunk_mib << 20).numpy())
+            row = row.to(self._policy.device)
+            scores = score_row(self._policy, row, self._config.learner.head_chunk_mib << 20)
+            values.append(scores.float().cpu().numpy())
         order = np.lexsort(np.concatenate(keys, axis=1)[::-1])
         return np.concatenate(values)[order]
 

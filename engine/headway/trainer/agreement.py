@@ -11,15 +11,19 @@ import logging
 from headway.algo import PolicyStats
 from headway.errors import TrainingStopped
 
-MAX_LOG_RATIO = 0.05  # both sides compute in fp32 with the same op: 1e-5 is usual
 MAX_APART = 3
 _log = logging.getLogger(__name__)
 
 
 class Agreement:
-    """Over a run: the first batch at lag 0 must agree, later ones may not disagree MAX_APART times in a row."""
+    """Over a run: the first batch at lag 0 must agree, later ones may not disagree MAX_APART times in a row.
 
-    def __init__(self) -> None:
+    Args:
+        max_log_ratio: largest |pi - mu| of a token that is sound.
+    """
+
+    def __init__(self, max_log_ratio: float) -> None:
+        self._max_log_ratio = max_log_ratio
         self._agreed = False
         self._num_apart = 0
 
@@ -31,18 +35,18 @@ class Agreement:
             step: of the weights that trained on it.
 
         Raises:
-            TrainingStopped: |pi - mu| of a token exceeds MAX_LOG_RATIO.
+            TrainingStopped: |pi - mu| of a token exceeds the bound.
         """
         if max_lag > 0 or stats.num_tokens == 0:
             return
-        if stats.log_ratio_max <= MAX_LOG_RATIO:
+        if stats.log_ratio_max <= self._max_log_ratio:
             self._agreed, self._num_apart = True, 0
             return
         self._num_apart += 1
         found = (
             f"at equal weights the learner and the generator disagree: max |pi - mu| = {stats.log_ratio_max:.3g}, at "
-            f"most {MAX_LOG_RATIO} is sound, effective sample size {stats.ess:.2f} (step {step}, "
-            f"{self._num_apart} such batches in a row)"
+            f"most {self._max_log_ratio:g} is sound (agreement.max_log_ratio), effective sample size "
+            f"{stats.ess:.2f} (step {step}, {self._num_apart} such batches in a row)"
         )
         if self._agreed and self._num_apart < MAX_APART:
             _log.warning("%s", found)

@@ -49,6 +49,11 @@ class LossRow:
         """What the loss reads besides log-probs."""
         return TokenInputs(self.behaviour, self.advantage, self.token_weight, self.segments, self.lag)
 
+    def to(self, device: torch.device) -> LossRow:
+        """The same with its tensors on a device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **moved)
+
 
 @dataclass(frozen=True)
 class TrainBatch:
@@ -65,6 +70,12 @@ class TrainBatch:
     num_loss_tokens: int
     num_forwarded: int
     num_unshared: int
+
+    def to(self, device: torch.device) -> TrainBatch:
+        """The same with its rows' tensors on a device; itself on the CPU, where they are made."""
+        if device.type == "cpu":
+            return self
+        return dataclasses.replace(self, rows=[row.to(device) for row in self.rows])
 
 
 def prepare(

@@ -113,9 +113,9 @@ class FlatOptimizer:
             self._adamw.state[part].clear()
             if num_updates:
                 self._adamw.state[part].update(
-                    step=torch.tensor(float(num_updates)),
-                    exp_avg=source.exp_avg[place].clone(),
-                    exp_avg_sq=source.exp_avg_sq[place].clone(),
+                    step=torch.tensor(float(num_updates), device=self.master.device),
+                    exp_avg=source.exp_avg[place].to(self.master.device, copy=True),
+                    exp_avg_sq=source.exp_avg_sq[place].to(self.master.device, copy=True),
                 )
         if self._rounded:
             self._policy.flat.copy_(self.master)

@@ -29,10 +29,11 @@ from headway.algo import (
 from headway.buffer import Group
 from headway.config import RunConfig
 from headway.errors import NumericsError, TrainingStopped
-from headway.model import Policy, attention_context
+from headway.model import Policy
 from headway.trainer.batch import LossRow, TrainBatch, prepare
 from headway.trainer.optimizer import FlatOptimizer, FlatState
 from headway.trainer.schedule import learning_rate
+from headway.trainer.start_check import Distance, StartCheck, witnesses
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class StepStats:
         loss: as the optimizer saw it; grad_norm: global, before clipping; lr: of this update.
         skipped: no update was made (a value was not finite, or nothing carried loss).
         policy: the loss's statistics over the batch; batch: what was trained.
+        start_check: how far both sides were apart before this step; None once that is settled.
     """
 
     loss: float
@@ -53,6 +55,7 @@ class StepStats:
     skipped: bool
     policy: PolicyStats
     batch: TrainBatch
+    start_check: Distance | None = None
 
 
 class TrainerState(msgspec.Struct, frozen=True):
@@ -73,12 +76,20 @@ class Trainer:
     Args:
         policy: loaded with_grad; reference: frozen, when the objective needs one.
         config: the whole recipe; recipe: the objective with its defaults filled in.
+        start_check: compares both sides on the first batches; None: that is not wanted, as in a replay.
 
     Attributes:
         lr: peak learning rate; recipe: the objective; both may be changed between two steps.
     """
 
-    def __init__(self, policy: Policy, config: RunConfig, recipe: Recipe, reference: Policy | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: RunConfig,
+        recipe: Recipe,
+        reference: Policy | None,
+        start_check: StartCheck | None = None,
+    ) -> None:
         self.policy = policy
         self.lr = config.learner.lr
         self._config = config
@@ -86,18 +97,21 @@ class Trainer:
         self._reference = reference
         self._optimizer = FlatOptimizer(policy, config.learner)
         self._skipped_in_a_row = 0
+        self._start_check = start_check
 
     def step(self, groups: Sequence[Group], step: int) -> StepStats:
         """Train on `groups`; `step` (from 1) is the number of this update.
 
         Raises:
-            TrainingStopped: learner.max_skipped steps in a row had a value that is not finite.
+            TrainingStopped: learner.max_skipped steps in a row had a value that is not finite, or both sides
+                disagree at the start (see StartCheck); nothing is changed then.
         """
         batch = prepare(
             groups, self._config.batch, self.recipe, self._config.sampling.max_new_tokens, consumed=step - 1
-        )
+        ).to(self.policy.device)
+        distance = self._check_start(batch, step - 1)
         lr = learning_rate(self._config.learner, step, self._config.steps, peak=self.lr)
-        loss, policy, fault = 0.0, PolicyStats.zero(), ""
+        loss, policy, fault = 0.0, PolicyStats.zero(self.policy.device), ""
         try:
             m2_limit = self._m2_limit(batch)
             for row in batch.rows:
@@ -115,7 +129,7 @@ class Trainer:
             grad_norm, skipped = update.grad_norm, update.skipped
             fault = "the gradient is not finite" if skipped else ""
         self._note_skip(fault, step, batch)
-        return StepStats(loss, grad_norm, lr, skipped, policy, batch)
+        return StepStats(loss, grad_norm, lr, skipped, policy, batch, distance)
 
     def copy_state(self, target: FlatState) -> TrainerState:
         """Copy weights and moments into `target`; returns the rest. Between two steps only."""
@@ -126,17 +140,29 @@ class Trainer:
         self.lr, self._skipped_in_a_row = state.lr, state.skipped_in_a_row
         self._optimizer.restore(source, state.num_updates)
 
+    def _check_start(self, batch: TrainBatch, consumed: int) -> Distance | None:
+        """Score the batch's tokens at lag 0 once more, until enough of them agreed."""
+        check = self._start_check
+        if check is None or check.done:
+            return None
+        chosen = witnesses(batch, consumed)
+        for row in batch.rows:
+            if chosen[row.row.sequence].any():
+                scores = score_row(self.policy, row, self._config.learner.head_chunk_mib << 20)
+                check.differences(row, scores, chosen)
+        return check.judge(consumed)
+
     def _train_row(self, row: LossRow, m2_limit: Tensor | None) -> HeadLoss:
-        hidden = self._hidden(self.policy, row)
+        hidden = _hidden(self.policy, row)
         head, chunk_bytes = self.policy.head, self._config.learner.head_chunk_mib << 20
-        head_rows = hidden.detach()[row.hidden_index]
+        head_rows, weight, bias = head.operands(hidden.detach()[row.hidden_index])
         advantage, proximal = row.advantage, None
         if self.recipe.reads_scores:
             logp = _score(head_rows, self.policy, row, chunk_bytes)
             advantage, proximal = scored_inputs(self.recipe, logp, row.tokens)
         result = head_loss_step(
             head_rows,
-            head.weight.detach(),
+            weight,
             row.target,
             inv_temperature=row.inv_temperature,
             behaviour=row.behaviour,
@@ -147,7 +173,7 @@ class Trainer:
             segments=row.segments,
             objective=self.recipe.objective,
             reference=self._reference_logp(row),
-            bias=None if head.bias is None else head.bias.detach(),
+            bias=bias,
             softcap=head.softcap,
             logit_scale=head.scale,
             weight_grad=head.weight.grad,
@@ -155,7 +181,8 @@ class Trainer:
             chunk_bytes=chunk_bytes,
         )
         # A shared prompt position feeds several head rows: their gradients are added in the rows' order.
-        hidden.backward(torch.zeros_like(hidden).index_add_(0, row.hidden_index, result.x_grad))
+        x_grad = result.x_grad.to(hidden.dtype)
+        hidden.backward(torch.zeros_like(hidden).index_add_(0, row.hidden_index, x_grad))
         return result
 
     def _m2_limit(self, batch: TrainBatch) -> Tensor | None:
@@ -171,10 +198,6 @@ class Trainer:
             return None
         with torch.no_grad():
             return score_row(self._reference, row, self._config.learner.head_chunk_mib << 20)
-
-    @staticmethod
-    def _hidden(policy: Policy, row: LossRow) -> Tensor:
-        return policy.backbone(row.token_ids, row.position_ids, attention_context(row.row))
 
     def _clear_gradient(self) -> None:
         assert self.policy.grad is not None
@@ -197,18 +220,22 @@ class Trainer:
 def score_row(policy: Policy, row: LossRow, chunk_bytes: int) -> Tensor:
     """Log-probs fp32 [T] of a row's targets under `policy`, each at its trajectory's temperature. No gradient."""
     with torch.no_grad():
-        hidden = policy.backbone(row.token_ids, row.position_ids, attention_context(row.row))
-        return _score(hidden[row.hidden_index], policy, row, chunk_bytes)
+        return _score(_hidden(policy, row)[row.hidden_index], policy, row, chunk_bytes)
+
+
+def _hidden(policy: Policy, row: LossRow) -> Tensor:
+    return policy.backbone(row.token_ids, row.position_ids, policy.context(row.row))
 
 
 def _score(head_rows: Tensor, policy: Policy, row: LossRow, chunk_bytes: int) -> Tensor:
     head = policy.head
+    x, weight, bias = head.operands(head_rows)
     return head_logp(
-        head_rows,
-        head.weight.detach(),
+        x,
+        weight,
         row.target,
         inv_temperature=row.inv_temperature,
-        bias=None if head.bias is None else head.bias.detach(),
+        bias=bias,
         softcap=head.softcap,
         logit_scale=head.scale,
         chunk_bytes=chunk_bytes,

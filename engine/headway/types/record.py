@@ -66,6 +66,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         changes: settings changed since the last row; the step was made with them.
         checkpoint_s: seconds that training has stood still for checkpoints since the last row (part of
             learner.other).
+        start_check: of the tokens at lag 0 that were scored on both sides before the run's first updates: tokens,
+            mean_log_ratio, max_log_ratio, ess; empty in later rows.
     """
 
     step: int
@@ -115,6 +117,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     checkpoint_s: float = 0.0
     weight_mean: float = 0.0
     rejected_share: float = 0.0
+    start_check: dict[str, float] = {}
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):

@@ -133,3 +133,47 @@ def num_kv_tokens(llm: Any) -> int:
     """Tokens that the KV cache holds."""
     config = llm.vllm_config.cache_config
     return int(config.num_gpu_blocks) * int(config.block_size)
+
+
+def head_overrides(given: Any, head_dtype: str) -> dict[str, Any]:
+    """The argument `hf_overrides` that also sets the head's precision.
+
+    Args:
+        given: the recipe's own, or None. head_dtype: model.head_dtype.
+
+    Raises:
+        UnsupportedOption: the recipe's own is no table, or sets the head's precision by itself.
+    """
+    if given is not None and not isinstance(given, dict):
+        raise UnsupportedOption(f"generator.vllm.hf_overrides = {given!r}: must be a table")
+    overrides: dict[str, Any] = dict(given or {})  # pyright: ignore[reportUnknownArgumentType]
+    if overrides.get("head_dtype", head_dtype) != head_dtype:
+        raise UnsupportedOption(
+            f"generator.vllm.hf_overrides.head_dtype = {overrides['head_dtype']!r}: both sides follow "
+            f"model.head_dtype = {head_dtype!r}; take it out"
+        )
+    return {**overrides, "head_dtype": head_dtype}
+
+
+def check_head(vllm: ModuleType, llm: Any, head_dtype: str) -> None:
+    """Refuse an engine whose vocabulary head is not computed in `head_dtype`.
+
+    Older versions ignore the setting, and a platform may fall back to the model's dtype, both without a word.
+
+    Raises:
+        UnsupportedOption: says what it computes in.
+    """
+    model: Any = live_runner(llm).model
+    processor = getattr(model, "logits_processor", None)
+    layers = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
+    of_head = getattr(processor, "head_dtype", None)
+    found = layers if of_head is None else str(of_head).removeprefix("torch.")
+    if found == head_dtype:
+        return
+    others = f"model.head_dtype = {found!r}"
+    if head_dtype == "float32":
+        others += ", or generator.vllm.dtype = 'float32', which computes the whole model in it"
+    raise UnsupportedOption(
+        f"model.head_dtype = {head_dtype!r}: vllm {vllm.__version__} computes the head of {type(model).__name__} in "
+        f"{found} here, so only the learner would follow; allowed: {others}"
+    )

@@ -15,7 +15,9 @@ from headway.generate.slots import MAX_POOL_BYTES
 from headway.generate.vllm.engine import Limits, VLLMEngine
 from headway.generate.vllm.library import (
     check_arguments,
+    check_head,
     engine_arguments,
+    head_overrides,
     live_runner,
     load_vllm,
     num_kv_tokens,
@@ -48,6 +50,7 @@ def open_vllm(
     published_dtype: str,
     sizes: Sizes,
     kv: str,
+    head_dtype: str = "float32",
     options: Mapping[str, Any],
     decode: Callable[[Sequence[int]], str],
 ) -> VLLMEngine:
@@ -56,7 +59,8 @@ def open_vllm(
     Args:
         folder: of the model, in transformers format; vLLM loads it too.
         published_dtype: of what will be pushed; vLLM computes in it unless options["dtype"] is "float32".
-        kv: "keep" or "recompute"; options: vLLM's own engine arguments.
+        kv: "keep" or "recompute"; head_dtype: of the product with the vocabulary head.
+        options: vLLM's own engine arguments.
 
     Raises:
         UnsupportedOption: vLLM is missing, of an unknown version, or refuses an argument.
@@ -66,11 +70,13 @@ def open_vllm(
     vllm = load_vllm()
     policy = load_policy(folder, published_dtype=published_dtype, with_grad=False)
     arguments = _arguments(folder, policy, published_dtype, sizes, options, on_gpu=torch.cuda.is_available())
+    arguments["hf_overrides"] = head_overrides(options.get("hf_overrides"), head_dtype)
     prepared = engine_arguments(vllm, arguments)
     try:
         llm = vllm.LLMEngine.from_engine_args(prepared)
     except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
         raise ModelError(f"vllm {vllm.__version__} cannot serve {folder}: {error}") from error
+    check_head(vllm, llm, head_dtype)
     limits = Limits(
         min(policy.context_length, int(llm.vllm_config.model_config.max_model_len)),
         policy.vocab_size,
