@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
-from headway.cli.trial import try_parts
+from headway.cli.trial import BUILTIN_HEAD_DIM, try_parts
 from headway.config import load_recipe
 from headway.errors import EnvironmentFailure, HeadwayError, ModelError
+from headway.model.policy import head_dim_of
 
 ODD = """
 class Odd:
@@ -43,4 +46,24 @@ def test_the_first_prompt_is_shown_and_unknown_characters_are_counted(tmp_path: 
     lines = tried("builtin:sort3", str(tmp_path / "odd.py"))
     assert lines[1].endswith("3 prompts; the first has 5 tokens: '^sQQ='")
     assert "40% of its tokens are unknown" in lines[2]
-    assert len(tried("builtin:sort3", "sort", digits=3)) == 2
+    assert "attention" in lines[3]
+    assert len(tried("builtin:sort3", "sort", digits=3)) == 3
+
+
+def test_what_the_recipe_names_and_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trial(**keys: object) -> list[str]:
+        given = {key.replace("__", "."): value for key, value in keys.items()}
+        return try_parts(load_recipe(None, {"model.path": "builtin:sort3", "env.name": "sort", **given}))
+
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(HeadwayError, match=r"headway\[tensorboard\]"):
+        trial(telemetry__sinks=["tensorboard"])
+    with pytest.raises(HeadwayError, match=r"learner.attention = 'flash'|learner.attention: 'flash'"):
+        trial(learner__attention="flash")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(HeadwayError, match=r"generator.gpus: 1: CUDA_VISIBLE_DEVICES = '3' shows 1"):
+        trial(generator__gpus=[1])
+
+
+def test_a_builtin_models_heads_are_as_large_as_is_assumed(tiny_model: Path) -> None:
+    assert head_dim_of(AutoConfig.from_pretrained(str(tiny_model))) == BUILTIN_HEAD_DIM

@@ -86,7 +86,7 @@ class Fleet:
         self._children[index] = Child(
             f"generator-{index}",
             generator_command(self._program, self._folder.path, self._endpoints, index),
-            child_environment(self._config, "generator"),
+            child_environment(self._config, "generator", index),
             self._folder.logs / f"generator-{index}.log",
             self._echo,
         )

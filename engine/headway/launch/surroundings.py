@@ -1,4 +1,4 @@
-"""The environment variables of a child process: its share of the cores, and the watch on its parent."""
+"""The environment variables of a child process: its share of the cores, its GPU, and the watch on its parent."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from collections.abc import Mapping
 
 from headway.config import RunConfig, derived
 from headway.config.loading import ENVIRONMENT_PREFIX
+from headway.errors import ConfigError
 from headway.telemetry.parent import PARENT_PIPE
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def child_environment(
-    config: RunConfig, role: str, cores: int | None = None, inherited: Mapping[str, str] | None = None
+    config: RunConfig,
+    role: str,
+    index: int = 0,
+    cores: int | None = None,
+    inherited: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What a learner or generator is started with.
 
     Args:
-        role: "learner" or "generator".
+        role: "learner" or "generator"; index: of the generator.
         cores: to share among all processes; None asks the operating system.
         inherited: the environment to extend; None takes this process's.
+
+    Raises:
+        ConfigError: the recipe names a GPU that CUDA_VISIBLE_DEVICES leaves out.
     """
     inherited = os.environ if inherited is None else inherited
     # the recipe is resolved and saved: overrides in the environment must not be applied twice
@@ -33,4 +43,35 @@ def child_environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         PARENT_PIPE: "1",
+        **_gpu(config, role, index, inherited.get(_VISIBLE)),
     }
+
+
+def check_gpus(config: RunConfig, inherited: Mapping[str, str] | None = None) -> None:
+    """Whether every GPU that the recipe names can be seen, as far as the environment says.
+
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES leaves one out.
+    """
+    visible = (os.environ if inherited is None else inherited).get(_VISIBLE)
+    _gpu(config, "learner", 0, visible)
+    for index in range(config.generator.replicas):
+        _gpu(config, "generator", index, visible)
+
+
+def _gpu(config: RunConfig, role: str, index: int, visible: str | None) -> dict[str, str]:
+    """The variable that shows a process its GPU alone; empty where the recipe names none."""
+    if role == "learner":
+        key, gpu = "learner.gpu", config.learner.gpu
+    else:  # one that another machine has added has no place in the list
+        gpus = config.generator.gpus
+        key, gpu = "generator.gpus", gpus[index] if index < len(gpus) else -1
+    if gpu < 0:
+        return {}
+    if visible is None:
+        return {_VISIBLE: str(gpu)}
+    seen = [name for name in visible.split(",") if name]
+    if gpu >= len(seen):
+        fault = f"{gpu}: {_VISIBLE} = {visible!r} shows {len(seen)}, counted from 0"
+        raise ConfigError([(key, fault)])
+    return {_VISIBLE: seen[gpu]}

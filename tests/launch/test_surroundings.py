@@ -1,0 +1,44 @@
+"""What a child process is started with: the GPU that the recipe gives it, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headway.config import RunConfig
+from headway.errors import ConfigError
+from headway.launch.surroundings import check_gpus, child_environment
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture
+def config(tiny_config: Callable[..., RunConfig]) -> RunConfig:
+    generator: dict[str, Any] = {"replicas": 3, "gpus": [1, 2, 2]}
+    return tiny_config(learner={"gpu": 0}, generator=generator)
+
+
+def test_each_process_sees_its_own_gpu(config: RunConfig) -> None:
+    assert child_environment(config, "learner", inherited={})[VISIBLE] == "0"
+    seen = [child_environment(config, "generator", index, inherited={})[VISIBLE] for index in range(3)]
+    assert seen == ["1", "2", "2"]
+    # a generator that another machine adds has no place in the list
+    assert VISIBLE not in child_environment(config, "generator", 3, inherited={})
+
+
+def test_gpus_are_counted_among_those_that_are_visible(config: RunConfig) -> None:
+    environ = {VISIBLE: "GPU-a,7,5"}
+    assert child_environment(config, "learner", inherited=environ)[VISIBLE] == "GPU-a"
+    assert child_environment(config, "generator", 1, inherited=environ)[VISIBLE] == "5"
+    check_gpus(config, environ)
+    for hidden in ("", "4,5"):
+        with pytest.raises(ConfigError, match=rf"{VISIBLE} = '{hidden}' shows"):
+            check_gpus(config, {VISIBLE: hidden})
+
+
+def test_a_recipe_that_names_none_changes_nothing(tiny_config: Callable[..., RunConfig]) -> None:
+    config = tiny_config()
+    assert VISIBLE not in child_environment(config, "generator", inherited={})
+    assert child_environment(config, "learner", inherited={VISIBLE: "2,3"})[VISIBLE] == "2,3"
