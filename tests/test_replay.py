@@ -44,7 +44,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "model": {"path": str(tiny_model)},
             "env": {"name": "sort", "args": {"digits": 4, "seed": 5, "reward": "sum7"}},
             "batch": {"prompts": 2, "samples": 4},
-            "sampling": {"max_new_tokens": 8},
+            "sampling": {"max_new_tokens": 8, "top_p": 0.9, "kept_sets": "carry"},
             "push": {"dtype": "bfloat16"},
             "learner": {"lr": 1e-3, "threads": 1},
             "generator": {"threads": 1, "max_running": 8, "replicas": 2},

@@ -14,6 +14,7 @@ from headway.algo.denominators import Denominator, StepTotals, count_totals, tok
 from headway.algo.objectives import Recipe, resolve_recipe
 from headway.algo.scored import TokenInputs, scored_inputs, step_m2_limit
 from headway_kernels.head import HeadLogp, HeadLoss, head_logp, head_loss_step
+from headway_kernels.head_masked import head_masked, head_masked_loss_step
 from headway_kernels.objective import Objective
 from headway_kernels.policy_loss import PolicyLoss, policy_loss
 from headway_kernels.policy_stats import PolicyStats
@@ -35,6 +36,8 @@ __all__ = [
     "group_advantages",
     "head_logp",
     "head_loss_step",
+    "head_masked",
+    "head_masked_loss_step",
     "judge_group",
     "policy_loss",
     "resolve_recipe",

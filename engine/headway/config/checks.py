@@ -63,15 +63,27 @@ def _temperature_trains(config: RunConfig) -> str:
 def _kept_mass(name: str, off: float) -> Callable[[RunConfig], str]:
     def broken(config: RunConfig) -> str:
         value = getattr(config.sampling, name)
-        if value == off:
+        if value == off or config.sampling.kept_sets != "refuse":
             return ""
         return (
-            f"{value} truncates the distribution that samples, but not the one that trains: every ratio "
-            "would be off "
-            f"by the kept mass; evaluation only, for training nearest: {off}"
+            f"{value} truncates the distribution that samples, but not the one that trains: every ratio would be off "
+            f"by the kept mass; for training nearest: {off}, or sampling.kept_sets = 'carry'"
         )
 
     return broken
+
+
+def _kept_sets_exist(config: RunConfig) -> str:
+    sampling = config.sampling
+    truncated = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    if sampling.kept_sets == "carry" and config.generator.engine == "vllm":
+        return "'carry' is not there yet for generator.engine = 'vllm'; allowed with it: 'refuse', 'ignore'"
+    if sampling.kept_sets == "refuse" or truncated:
+        return ""
+    return (
+        f"{sampling.kept_sets!r} has no effect: top_k, top_p and min_p are off, so every token is sampled from the "
+        "whole vocabulary; nearest: kept_sets = 'refuse'"
+    )
 
 
 def _budget_exists(config: RunConfig) -> str:
@@ -128,9 +140,13 @@ RULES: tuple[Rule, ...] = (
     Rule(("batch.tokens_per_row", "sampling.max_new_tokens"), _row_holds_a_trajectory),
     Rule(("sampling.temperature",), _temperature_trains),
     Rule(("sampling.max_new_tokens",), _budget_exists),
-    Rule(("sampling.top_k",), _kept_mass("top_k", 0)),
-    Rule(("sampling.top_p",), _kept_mass("top_p", 1.0)),
-    Rule(("sampling.min_p",), _kept_mass("min_p", 0.0)),
+    Rule(("sampling.top_k", "sampling.kept_sets"), _kept_mass("top_k", 0)),
+    Rule(("sampling.top_p", "sampling.kept_sets"), _kept_mass("top_p", 1.0)),
+    Rule(("sampling.min_p", "sampling.kept_sets"), _kept_mass("min_p", 0.0)),
+    Rule(
+        ("sampling.kept_sets", "sampling.top_k", "sampling.top_p", "sampling.min_p", "generator.engine"),
+        _kept_sets_exist,
+    ),
     *(_of_the_recipe(rule) for rule in ALGO_RULES),
     Rule(("generator.kv_tokens", "sampling.max_new_tokens"), _cache_holds_a_sequence),
     *STALENESS_RULES,

@@ -5,6 +5,7 @@ Pure functions of the frozen tree; the gate, the plan and the checks all read th
 
 from __future__ import annotations
 
+import math
 import os
 
 from headway.config.agreement import DEFAULT_LIMITS, AgreementLimits
@@ -105,6 +106,11 @@ def generator_dtype(config: RunConfig) -> str:
     return str(config.generator.vllm.get("dtype", config.push.dtype))
 
 
+def sides_compare(config: RunConfig) -> bool:
+    """Whether both sides score a token over the same ids, so that equal weights give equal log-probs."""
+    return config.sampling.kept_sets != "ignore"
+
+
 def agreement_limits(config: RunConfig) -> AgreementLimits:
     """How far apart the two sides may be at equal weights: [agreement], or what their dtypes allow."""
     dtypes = (config.learner.dtype, generator_dtype(config), config.model.head_dtype)
@@ -115,6 +121,11 @@ def agreement_limits(config: RunConfig) -> AgreementLimits:
         max_log_ratio=given.max_log_ratio or default.max_log_ratio,
         min_ess=given.min_ess or default.min_ess,
     )
+
+
+def largest_log_ratio(config: RunConfig) -> float:
+    """How far apart a token at lag 0 may be in any batch; infinite where the sides score over different ids."""
+    return agreement_limits(config).max_log_ratio if sides_compare(config) else math.inf
 
 
 def numerics(config: RunConfig, attention: str) -> str:

@@ -69,9 +69,14 @@ class SamplingConfig(Section):
         default=(), description="texts that end a trajectory, besides the EOS ids"
     )
     ignore_eos: bool = Field(default=False, description="always run to max_new_tokens")
-    top_k: int = Field(default=0, ge=0, description="0: off; refused for training")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="1: off; refused for training")
-    min_p: float = Field(default=0.0, ge=0.0, lt=1.0, description="0: off; refused for training")
+    top_k: int = Field(default=0, ge=0, description="0: off; see kept_sets")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="1: off; see kept_sets")
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0, description="0: off; see kept_sets")
+    kept_sets: Literal["refuse", "carry", "ignore"] = Field(
+        default="refuse",
+        description="with top_k, top_p or min_p: refuse; carry: each token brings the ids that it was sampled from, "
+        "and is trained over these; ignore: trained over the whole vocabulary, every ratio off by the kept mass",
+    )
 
 
 class AlgoConfig(Section):

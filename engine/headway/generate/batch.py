@@ -30,6 +30,7 @@ class RunningGroup:
         prompt_start: of the prompt's region; prefilled: prompt tokens whose KV is written.
         written: int32 [prompt_length], index of the version that wrote each one's KV.
         open_members: members not yet finished; the prompt's region is released with the last.
+        kept: what each member's tokens were sampled from, where the request asks for it.
     """
 
     request: GroupRequest
@@ -38,6 +39,7 @@ class RunningGroup:
     stop_row: int
     prefilled: int = 0
     open_members: set[int] = field(default_factory=set[int])
+    kept: dict[int, list[NDArray[np.int32]]] = field(default_factory=dict[int, list[NDArray[np.int32]]])
     written: NDArray[np.int32] = field(init=False)
 
     def __post_init__(self) -> None:

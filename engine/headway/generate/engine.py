@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headway.errors import WeightError
 from headway.generate.batch import DecodeBatch, RunningGroup
-from headway.generate.filters import filter_rows
+from headway.generate.filters import filter_groups
 from headway.generate.plan import Ints, Runs
 from headway.generate.prefill import Prefill, PrefillQueue
 from headway.generate.protocol import FinishedMember, GroupRequest
@@ -33,7 +33,7 @@ from headway.generate.servable import check_servable
 from headway.generate.slots import RegionAllocator, make_pool
 from headway.generate.stops import StopTable
 from headway.model import AttentionContext, Policy
-from headway.types import FinishReason, Manifest, PolicyVersion
+from headway.types import FinishReason, KeptSets, Manifest, PolicyVersion
 from headway.weights.served import FlatServed, Served
 from headway_kernels.sampling import sample_tokens
 
@@ -286,7 +286,7 @@ class TorchEngine:
         logits = self.policy.head.logits(hidden[torch.from_numpy(unique)])
         if len(unique) < len(sources):
             logits = logits[torch.from_numpy(inverse)]
-        filter_rows(logits, batch.group[rows], self._groups)
+        filter_groups(logits, self._groups.values(), batch.group[rows], batch.member[rows])
         tokens, logprobs = sample_tokens(
             logits,
             torch.from_numpy(batch.inv_temperature[rows]),
@@ -324,16 +324,18 @@ class TorchEngine:
 
     def _member(self, row: int, reason: FinishReason, now: float) -> FinishedMember:
         batch = self._batch
-        count, request_id = int(batch.count[row]), int(batch.group[row])
+        count, request_id, member = int(batch.count[row]), int(batch.group[row]), int(batch.member[row])
+        kept = self._groups[request_id].kept.pop(member, None)
         return FinishedMember(
             request_id=request_id,
-            member=int(batch.member[row]),
+            member=member,
             token_ids=batch.tokens[row, :count].copy(),
             logprobs=batch.logprobs[row, :count].copy(),
             spans=batch.spans(row, self._versions),
             finish_reason=reason,
             started_s=self._groups[request_id].started_s,
             finished_s=now,
+            kept=KeptSets.of(kept) if kept else None,
         )
 
     def _release(self, rows: Ints) -> None:

@@ -1,10 +1,12 @@
-"""top-k, top-p and min-p: for evaluation only, because they change the support that a ratio is taken over."""
+"""top-k, top-p and min-p. They change the support that a ratio is taken over: trained on over kept sets only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.generate.batch import RunningGroup
@@ -38,13 +40,28 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits.masked_fill(~keep, float("-inf"))
 
 
-def filter_rows(logits: Tensor, owners: Ints, groups: Mapping[int, RunningGroup]) -> None:
-    """filter_logits in place, for the rows of groups that restrict the support.
+def kept_ids(filtered: Tensor) -> list[NDArray[np.int32]]:
+    """The kept set of each row of filtered logits [N, V], ascending."""
+    rows, ids = (filtered != float("-inf")).nonzero(as_tuple=True)
+    if filtered.shape[0] == 0:
+        return []
+    counts = torch.bincount(rows, minlength=filtered.shape[0])
+    return np.split(ids.numpy().astype(np.int32), counts.cumsum(0)[:-1].tolist())
+
+
+def filter_groups(logits: Tensor, groups: Iterable[RunningGroup], group_of: Ints, member_of: Ints) -> None:
+    """Filter the rows of `logits` [S, V] in place, as their groups want it; the kept sets go to their groups.
 
     Args:
-        logits: fp32 [S, V]; owners: the request id of each row [S]; groups: by request id.
+        group_of, member_of: [S], request and member of each row.
     """
-    for request_id, group in groups.items():
-        if has_filter(group.request.sampling):
-            mine = torch.from_numpy(owners == request_id)
-            logits[mine] = filter_logits(logits[mine], group.request.sampling)
+    for group in groups:
+        sampling = group.request.sampling
+        if not has_filter(sampling):
+            continue
+        mine = group_of == group.request.request_id
+        filtered = filter_logits(logits[torch.from_numpy(mine)], sampling)
+        logits[torch.from_numpy(mine)] = filtered
+        if sampling.keep_sets:
+            for member, ids in zip(member_of[mine].tolist(), kept_ids(filtered), strict=True):
+                group.kept.setdefault(member, []).append(ids)

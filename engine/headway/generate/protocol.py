@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import HeadwayError
-from headway.types import DropReason, FinishReason, Manifest, PolicyVersion, Sampling, VersionSpan
+from headway.types import DropReason, FinishReason, KeptSets, Manifest, PolicyVersion, Sampling, VersionSpan
 from headway.weights.served import Served
 
 
@@ -45,6 +45,7 @@ class FinishedMember:
         token_ids: int32 [C]; logprobs: fp32 [C] at the sampling temperature.
         spans: positions count from the prompt's start, as in Trajectory.
         started_s, finished_s: Unix time of admission to a decode step and of the last token.
+        kept: what the tokens were sampled from, where sampling.keep_sets asks for it.
     """
 
     request_id: int
@@ -55,6 +56,7 @@ class FinishedMember:
     finish_reason: FinishReason
     started_s: float
     finished_s: float
+    kept: KeptSets | None = None
 
 
 class Unservable(HeadwayError, ValueError):

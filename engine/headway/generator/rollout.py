@@ -28,6 +28,8 @@ from headway.types import (
 from headway.weights import Proof
 from headway.wire.messages import Trajectories, WeightAck
 
+MAX_KEPT_IDS = 1 << 24  # of a trajectory and of a message: 64 MiB, a quarter of what a frame may hold
+
 
 class WeightSource(Protocol):
     """Where new weights come from: a stager over this rollout's engine."""
@@ -204,7 +206,7 @@ class Rollout:
         self.rewards.check()
 
     def take(self) -> tuple[list[WeightAck], Trajectories | None]:
-        """What the learner must hear, acks first; the outbox is empty afterwards.
+        """What the learner must hear, acks first; what is left afterwards does not fit one message.
 
         While the version in force is unproved nothing that it may have sampled leaves: only acks.
         """
@@ -214,6 +216,9 @@ class Rollout:
         out, self._outbox = self._outbox, Outbox()
         if not out.finished and not out.failures:
             return out.acks, None
+        fit = _how_many_fit(out.finished)
+        self._outbox.finished = out.finished[fit:]  # with the next message
+        out.finished = out.finished[:fit]
         message = Trajectories(
             incarnation=self.incarnation,
             seq=self._next_seq,
@@ -312,6 +317,11 @@ class Rollout:
         if reward is None:
             self._fail(member, DropReason.REWARD_FAILED, error)
             return
+        num_kept = 0 if member.kept is None else len(member.kept.ids)
+        if num_kept > MAX_KEPT_IDS:
+            fault = f"its kept sets hold {num_kept} ids, at most {MAX_KEPT_IDS} travel; set sampling.top_k"
+            self._fail(member, DropReason.GENERATION_FAILED, fault)
+            return
         ticket = held.ticket
         prompt_length, count = len(ticket.prompt_ids), len(member.token_ids)
         mask = np.zeros(prompt_length + count, np.bool_)
@@ -336,6 +346,7 @@ class Rollout:
                 num_cached=0,
                 started_s=member.started_s,
                 finished_s=member.finished_s,
+                kept=member.kept,
             )
         )
         self._close(member)
@@ -350,3 +361,13 @@ class Rollout:
         held.open_members.discard(member.member)
         if not held.open_members:
             del self._held[member.request_id]
+
+
+def _how_many_fit(trajectories: Sequence[Trajectory]) -> int:
+    """The first so many are one message, by the ids of their kept sets."""
+    total = 0
+    for index, trajectory in enumerate(trajectories):
+        total += 0 if trajectory.kept is None else len(trajectory.kept.ids)
+        if total > MAX_KEPT_IDS and index:
+            return index
+    return len(trajectories)

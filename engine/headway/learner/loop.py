@@ -69,7 +69,7 @@ class LearnerLoop:
         self._stopping = stopping
         self._note = note
         self._rewards = RewardWatch()
-        self._agreement = Agreement(derived.agreement_limits(config).max_log_ratio)
+        self._agreement = Agreement(derived.largest_log_ratio(config))
 
     def run(self) -> str:
         """Train; returns why it ended before its last step, "" if it did not.

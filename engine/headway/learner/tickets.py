@@ -23,6 +23,10 @@ class TicketMaker:
             stop_ids=list(eos_ids),
             stop_strings=list(sampling.stop_strings),
             ignore_eos=sampling.ignore_eos,
+            top_k=sampling.top_k or None,
+            top_p=sampling.top_p if sampling.top_p < 1.0 else None,
+            min_p=sampling.min_p or None,
+            keep_sets=sampling.kept_sets == "carry",
         )
         self._num_members = config.batch.samples
         self._seed = config.seed

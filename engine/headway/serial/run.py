@@ -150,7 +150,7 @@ class SerialRun:
             contextlib.nullcontext(), note,
         )  # fmt: skip
         self.version = self.attempt.version
-        self._agreement = Agreement(derived.agreement_limits(config).max_log_ratio)
+        self._agreement = Agreement(derived.largest_log_ratio(config))
         self.rollouts = [self._make_rollout(index) for index in range(config.generator.replicas)]
         self._publish()
 

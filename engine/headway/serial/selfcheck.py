@@ -216,6 +216,7 @@ class SelfCheck:
                         num_cached=0,
                         started_s=member.started_s,
                         finished_s=member.finished_s,
+                        kept=member.kept,
                     )
                 )
             if push_between:

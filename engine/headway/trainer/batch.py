@@ -18,6 +18,7 @@ from headway.algo import Recipe, StepTotals, TokenInputs, group_advantages, toke
 from headway.buffer import Group
 from headway.config import BatchConfig
 from headway.packing import PackGroup, Packing, Row, pack
+from headway.trainer.kept import KeptRows, KeptTable
 from headway.types import Trajectory
 
 
@@ -30,6 +31,7 @@ class LossRow:
         hidden_index, target: int64 [T]; segments: int64 offsets of the trajectories over T.
         behaviour, advantage, token_weight, inv_temperature: fp32 [T].
         lag: fp32 [T], in optimizer steps; None unless the recipe reads it.
+        kept: what each token was sampled from; None: all of the vocabulary, for every one.
     """
 
     row: Row
@@ -43,6 +45,7 @@ class LossRow:
     token_weight: Tensor
     inv_temperature: Tensor
     lag: Tensor | None = None
+    kept: KeptRows | None = None
 
     @property
     def tokens(self) -> TokenInputs:
@@ -51,7 +54,11 @@ class LossRow:
 
     def to(self, device: torch.device) -> LossRow:
         """The same with its tensors on a device."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | KeptRows)
+        }
         return dataclasses.replace(self, **moved)
 
 
@@ -97,6 +104,9 @@ def prepare(
     rows = _loss_rows(packing, trajectories, advantages.values, advantages.trained, recipe, max_new_tokens)
     if recipe.reads_lag:
         rows = _with_lags(rows, trajectories, consumed)
+    if any(trajectory.kept is not None for trajectory in trajectories):
+        table = KeptTable(trajectories)
+        rows = [dataclasses.replace(row, kept=table.rows(row.row)) for row in rows]
     num_loss_tokens = sum(int((row.token_weight != 0).sum()) for row in rows)
     return TrainBatch(trajectories, rows, num_loss_tokens, packing.num_forwarded, packing.num_unshared)
 

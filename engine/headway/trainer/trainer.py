@@ -10,8 +10,9 @@ Called by the learner's main loop and by headway.serial. Nothing here waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
@@ -23,6 +24,8 @@ from headway.algo import (
     Recipe,
     head_logp,
     head_loss_step,
+    head_masked,
+    head_masked_loss_step,
     scored_inputs,
     step_m2_limit,
 )
@@ -160,7 +163,7 @@ class Trainer:
         if self.recipe.reads_scores:
             logp = _score(head_rows, self.policy, row, chunk_bytes)
             advantage, proximal = scored_inputs(self.recipe, logp, row.tokens)
-        result = head_loss_step(
+        result = _loss_of(row, self.policy)(
             head_rows,
             weight,
             row.target,
@@ -227,10 +230,22 @@ def _hidden(policy: Policy, row: LossRow) -> Tensor:
     return policy.backbone(row.token_ids, row.position_ids, policy.context(row.row))
 
 
+def _loss_of(row: LossRow, policy: Policy) -> Callable[..., HeadLoss]:
+    """The fused head: over the whole vocabulary, or over what each token was sampled from."""
+    if row.kept is None:
+        return head_loss_step
+    kept = row.kept.over(policy.vocab_size)
+    return partial(head_masked_loss_step, offsets=kept.offsets, ids=kept.ids)
+
+
 def _score(head_rows: Tensor, policy: Policy, row: LossRow, chunk_bytes: int) -> Tensor:
     head = policy.head
     x, weight, bias = head.operands(head_rows)
-    return head_logp(
+    score = head_logp
+    if row.kept is not None:
+        kept = row.kept.over(policy.vocab_size)
+        score = partial(head_masked, offsets=kept.offsets, ids=kept.ids)
+    return score(
         x,
         weight,
         row.target,

@@ -4,12 +4,20 @@ from headway.types.drop import DropReason
 from headway.types.manifest import Manifest, TensorSpec
 from headway.types.record import LearnerStatus, SettingChange, StepRecord, TimeSplit
 from headway.types.ticket import Sampling, Ticket
-from headway.types.trajectory import FinishReason, MemberFailure, Trajectory, VersionSpan, prompt_digest
+from headway.types.trajectory import (
+    FinishReason,
+    KeptSets,
+    MemberFailure,
+    Trajectory,
+    VersionSpan,
+    prompt_digest,
+)
 from headway.types.version import PolicyVersion
 
 __all__ = [
     "DropReason",
     "FinishReason",
+    "KeptSets",
     "LearnerStatus",
     "Manifest",
     "MemberFailure",

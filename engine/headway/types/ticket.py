@@ -16,7 +16,8 @@ class Sampling(msgspec.Struct, frozen=True):
         stop_ids: token ids that end a member, EOS ids included; the stop token is kept and trained.
         stop_strings: texts that end a member when its decoded completion contains one.
         ignore_eos: stop ids and strings do not end a member; it runs to its budget.
-        top_k, top_p, min_p: evaluation only (None: off).
+        top_k, top_p, min_p: what is sampled from is less than the vocabulary (None: off).
+        keep_sets: the ids that each token was sampled from come back with it, to be trained over.
     """
 
     temperature: float
@@ -27,6 +28,7 @@ class Sampling(msgspec.Struct, frozen=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    keep_sets: bool = False
 
 
 class Ticket(msgspec.Struct, frozen=True):

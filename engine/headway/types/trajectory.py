@@ -36,7 +36,25 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     version: PolicyVersion
 
 
-class Trajectory(msgspec.Struct, frozen=True, eq=False):
+class KeptSets(msgspec.Struct, frozen=True, eq=False):
+    """The ids that each token was sampled from, where top-k, top-p or min-p left fewer than all.
+
+    Attributes:
+        counts: int32 [C], of every token after the prompt; 0 where it was not sampled.
+        ids: int32 [K], K the sum of counts: the first token's, then the next one's. The token is among its own.
+    """
+
+    counts: NDArray[np.int32]
+    ids: NDArray[np.int32]
+
+    @staticmethod
+    def of(sets: Sequence[NDArray[np.int32]]) -> KeptSets:
+        """One set for each token."""
+        counts = np.array([len(ids) for ids in sets], np.int32)
+        return KeptSets(counts, np.concatenate([np.zeros(0, np.int32), *sets]))
+
+
+class Trajectory(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
     """One sampled completion with everything that training on it needs.
 
     Attributes:
@@ -53,6 +71,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False):
         reward: None until scored.
         num_cached: prompt tokens whose KV came from a cache.
         started_s, finished_s: Unix time of the first admission to a decode step and of the last token.
+        kept: what its tokens were sampled from; None: all of the vocabulary, or nobody asked. Log-probs are over it.
     """
 
     trajectory_id: str
@@ -71,6 +90,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False):
     num_cached: int
     started_s: float
     finished_s: float
+    kept: KeptSets | None = None
 
     @property
     def num_tokens(self) -> int:

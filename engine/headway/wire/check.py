@@ -87,12 +87,14 @@ def validate_trajectory(trajectory: Trajectory, ticket: Ticket) -> str | None:
     Returns:
         A short reason for the counter of DropReason.INVALID: "lengths", "dtype", a reason of `check_layout`,
         "ticket", "member", "prompt_index", "prompt_hash", "prompt_ids", "mask", "budget", "temperature",
-        "finish_abort", "finish_error", "logprob_missing", "logprob_nan", "logprob_inf", "logprob_positive",
+        "finish_abort", "finish_error", "kept", "kept_missing",
+        "kept_unasked", "logprob_missing", "logprob_nan", "logprob_inf", "logprob_positive",
         "logprob_floor".
     """
     return (
         _shape_fault(trajectory)
         or _ticket_fault(trajectory, ticket)
+        or _kept_fault(trajectory, ticket)
         or logprob_fault(trajectory.logprobs, trajectory.loss_mask)
     )
 
@@ -134,6 +136,28 @@ def _ticket_fault(t: Trajectory, ticket: Ticket) -> str | None:
     if t.finish_reason is FinishReason.ABORT:
         return "finish_abort"
     return "finish_error" if t.finish_reason is FinishReason.ERROR else None
+
+
+def _kept_fault(t: Trajectory, ticket: Ticket) -> str | None:
+    """Kept sets are there where the ticket asks for them, and each sampled token is in its own, once."""
+    kept = t.kept
+    if kept is None:
+        return "kept_missing" if ticket.sampling.keep_sets else None
+    if not ticket.sampling.keep_sets:
+        return "kept_unasked"
+    for array in (kept.counts, kept.ids):
+        if array.ndim != 1 or array.dtype != np.int32:
+            return "dtype"
+    counts = kept.counts.astype(np.int64)
+    sampled = t.loss_mask[t.prompt_length :]
+    if len(counts) != len(sampled) or (counts < sampled).any() or counts.sum() != len(kept.ids):
+        return "kept"
+    owner = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((kept.ids, owner))
+    repeated = (np.diff(owner[order]) == 0) & (np.diff(kept.ids[order]) == 0)
+    hits = np.bincount(owner[kept.ids == t.token_ids[t.prompt_length :][owner]], minlength=len(counts))
+    sound = not repeated.any() and bool((hits[sampled] == 1).all()) and int(kept.ids.min(initial=0)) >= 0
+    return None if sound else "kept"
 
 
 def logprob_fault(logprobs: NDArray[np.float32], loss_mask: NDArray[np.bool_]) -> str | None:

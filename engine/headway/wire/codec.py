@@ -4,6 +4,7 @@
     frame 1   token_ids of all trajectories, int32        \\
     frame 2   loss_mask, one byte each, 0 or 1             }  only with kind "Trajectories"
     frame 3   logprobs, float32                           /
+    frames 4, 5                                           headway.wire.kept, where a trajectory has kept sets
 
 In the head of a Trajectories message, the fields token_ids, loss_mask and logprobs of a trajectory hold the
 number of its elements in the frame of that name; the elements lie in the order of the trajectories.
@@ -27,6 +28,7 @@ from headway.errors import WireError
 from headway.types import FinishReason, MemberFailure, Trajectory, VersionSpan
 from headway.wire.arrays import Frame, as_bool, plain_bytes, view
 from headway.wire.check import check_layout
+from headway.wire.kept import NUM_FRAMES, KeptHead, kept_frames, slice_kept
 from headway.wire.messages import (
     SCHEMA,
     Bye,
@@ -70,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True):
     @property
     def max_frames(self) -> int:
         """Frames of the longest valid message."""
-        return 1 + _ARRAY_FRAMES
+        return 1 + _ARRAY_FRAMES + NUM_FRAMES
 
 
 DEFAULT_LIMITS = Limits()
@@ -95,6 +97,7 @@ class TrajectoryHead(msgspec.Struct, frozen=True):
     num_cached: int
     started_s: float
     finished_s: float
+    kept: KeptHead | None = None
 
 
 class TrajectoriesHead(Message, frozen=True, tag="Trajectories"):
@@ -141,7 +144,7 @@ def encode(message: DataMessage) -> list[bytes | memoryview]:
     """The frames of a message; they alias nothing of it, so it and its arrays may change afterwards.
 
     Raises:
-        WireError: "lengths", "dtype", "shape", "mask" or a reason of `check_layout` when a trajectory is not
+        WireError: "lengths", "dtype", "shape", "mask", "kept" or a reason of `check_layout` when a trajectory is not
             one (the producer hears of its own mistake); "head" when a field cannot be MessagePack.
     """
     arrays = _array_frames(message.trajectories) if isinstance(message, Trajectories) else []
@@ -182,7 +185,7 @@ def _array_frames(trajectories: list[Trajectory]) -> list[bytes]:
         logprobs.append(plain_bytes(item.logprobs, _FLOAT32, "logprobs"))
     mask = b"".join(masks)
     _check_prompt_masks(trajectories, mask)
-    return [b"".join(ids), mask, b"".join(logprobs)]
+    return [b"".join(ids), mask, b"".join(logprobs), *kept_frames(trajectories)]
 
 
 def _check_prompt_masks(items: Sequence[Trajectory | TrajectoryHead], mask: bytes) -> None:
@@ -200,7 +203,7 @@ def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> DataM
     Raises:
         WireError: the only exception, whatever the bytes. Reasons: "frames" (none, too many, or not what the
             kind needs), "limit", "magic", "schema", "head" (not MessagePack of a known kind), "nesting",
-            "lengths", "bool", "mask", "token_ids" (negative), or one of `check_layout`.
+            "lengths", "bool", "mask", "token_ids" (negative), "kept", or one of `check_layout`.
     """
     head, num_arrays = _open(frames, limits)
     try:
@@ -254,9 +257,10 @@ def _check_items(count: int, what: str, limits: Limits) -> None:
 
 def _decode_trajectories(head: TrajectoriesHead, frames: Sequence[Frame], limits: Limits) -> Trajectories:
     items = head.trajectories
-    if len(frames) != _ARRAY_FRAMES:
+    if len(frames) not in (_ARRAY_FRAMES, _ARRAY_FRAMES + NUM_FRAMES):
         raise WireError(
-            "frames", f"Trajectories came with {len(frames)} array frames; expected {_ARRAY_FRAMES}"
+            "frames",
+            f"Trajectories came with {len(frames)} array frames; expected {_ARRAY_FRAMES}, or {NUM_FRAMES} more",
         )
     _check_items(len(items), "trajectories", limits)
     _check_items(len(head.failures), "failures", limits)
@@ -285,7 +289,7 @@ def _decode_trajectories(head: TrajectoriesHead, frames: Sequence[Frame], limits
 
 
 def _slice(items: list[TrajectoryHead], frames: Sequence[Frame]) -> list[Trajectory]:
-    """One Trajectory per head, its arrays views of the three frames."""
+    """One Trajectory per head, its arrays views of the frames."""
     ids = view(frames[0], _INT32)
     mask = as_bool(view(frames[1], np.dtype("u1")))
     logprobs = view(frames[2], _FLOAT32)
@@ -296,9 +300,10 @@ def _slice(items: list[TrajectoryHead], frames: Sequence[Frame]) -> list[Traject
     _check_prompt_masks(items, bytes(frames[1]))
     if total and int(ids.min()) < 0:
         raise WireError("token_ids", f"token id {int(ids.min())}; expected >= 0")
+    kept = slice_kept(items, frames[_ARRAY_FRAMES:])
     trajectories: list[Trajectory] = []
     at = 0
-    for item in items:
+    for item, kept_sets in zip(items, kept, strict=True):
         end = at + item.token_ids
         trajectories.append(
             Trajectory(
@@ -318,6 +323,7 @@ def _slice(items: list[TrajectoryHead], frames: Sequence[Frame]) -> list[Traject
                 item.num_cached,
                 item.started_s,
                 item.finished_s,
+                kept_sets,
             )
         )
         at = end
