@@ -52,6 +52,7 @@ BENCHES: dict[str, Bench] = {
     "async": Bench(
         "headway_bench.shaped.asynchronous", "asynchronous runs over the synchronous one, shaped by sleeps"
     ),
+    "lag": Bench("headway_bench.lag", "reward at an exact lag, by objective, after the same samples"),
     "record": Bench("headway_bench.record", "what rows and time slices cost, in shares of the step"),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }

@@ -1,0 +1,306 @@
+"""`headway bench lag`: what staleness costs in reward, by objective, at the same number of trained samples.
+
+Every batch has exactly the lag that is asked for: a serial run generates all that may be outstanding to its end before
+each update, and takes groups in the order of their tickets, so that a group is trained S updates after the weights that
+sampled all of it. (The first S updates have less, which is all there is.) Lag is thus the only thing that differs
+between two runs of a seed: no scheduling, no lengths, no machine.
+
+"uncorrected" is GRPO whose old log-probs are the learner's own at the update, as trainers do that do not record the
+generator's: every ratio is 1, whatever the lag.
+
+Finished cells are appended to --cells at once; a bench that was interrupted goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.table import Table
+
+from headway.buffer import Group
+from headway.config import RunConfig
+from headway.errors import DeadlineExceeded
+from headway.serial import SerialRun
+from headway.trainer import Trainer, prepare, score_row
+from headway_bench.harness import make_row, quantiles, wide_console, write_rows
+
+UNCORRECTED = "uncorrected"
+DEFAULT = "cispo"
+AIMS = {4: 0.95, 8: 0.90}  # of the reward at lag 0, for the default objective
+LAST = 20  # updates whose mean reward ends a cell
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One run.
+
+    Attributes:
+        objective: of [algo], or "uncorrected". lag: of every batch; steps: updates of the run.
+        rewards: of each update; seconds: since the start, at each. ess: mean over the updates.
+        reward: mean of the last LAST updates.
+    """
+
+    objective: str
+    lag: int
+    seed: int
+    steps: int
+    rewards: list[float]
+    seconds: list[float]
+    ess: float
+    lag_mean: float
+    reward: float
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What was asked for."""
+        return self.objective, self.lag, self.seed, self.steps
+
+
+class ExactLag(SerialRun):
+    """A serial run that generates everything outstanding before it takes a batch."""
+
+    def _collect(self) -> list[Group]:
+        deadline = time.monotonic() + self.config.stream.rollout_deadline_s
+        num_quiet = 0
+        while True:
+            for rollout in self.rollouts:
+                self._turn(rollout)
+            num_quiet = 0 if self._generating() else num_quiet + 1
+            # What ends in a turn may be replaced in the next one: by tickets of the same weights, if it is waited for.
+            groups = self.desk.take().groups if num_quiet > 1 else []
+            if groups or self.desk.drained:
+                return groups
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded("no complete batch within stream.rollout_deadline_s")
+
+    def _generating(self) -> bool:
+        outbox = bool(self.desk.outbox)  # replacements that are granted but not delivered yet
+        return outbox or any(rollout.has_work for rollout in self.rollouts)
+
+
+def config_of(objective: str, lag: int, seed: int, steps: int, run_dir: Path) -> RunConfig:
+    """The demo's recipe with a batch of four groups, in order, `lag` updates behind."""
+    algo: dict[str, Any] = {"objective": "grpo" if objective == UNCORRECTED else objective}
+    return RunConfig.model_validate({
+        "seed": seed,
+        "steps": steps,
+        "run_dir": str(run_dir),
+        "model": {"path": "builtin:sort5"},
+        "env": {"name": "sort", "args": {"digits": 5, "seed": seed}},
+        "batch": {"prompts": 4, "samples": 16},
+        "sampling": {"max_new_tokens": 8},
+        "algo": algo,
+        "learner": {"lr": 1e-4, "warmup_steps": 10},
+        "staleness": {"max_lag": lag, "window": 1},
+        "generator": {"max_running": 1024},
+        "checkpoint": {"interval": 0},
+    })  # fmt: skip
+
+
+def measure(objective: str, lag: int, seed: int, steps: int) -> Cell:
+    """Play one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(objective, lag, seed, steps, Path(folder) / "run")
+        run = ExactLag(config)
+        if objective == UNCORRECTED:
+            run.parts.trainer.step = _uncorrected(run.parts.trainer, config)  # pyright: ignore[reportAttributeAccessIssue]
+        began = time.perf_counter()
+        records, seconds = [], []
+        try:
+            for record in run.steps():
+                records.append(record)
+                seconds.append(time.perf_counter() - began)
+        finally:
+            run.close()
+    rewards = [record.reward for record in records]
+    return Cell(
+        objective=objective,
+        lag=lag,
+        seed=seed,
+        steps=steps,
+        rewards=rewards,
+        seconds=seconds,
+        ess=statistics.fmean(record.ess for record in records),
+        lag_mean=statistics.fmean(record.lag_mean for record in records[lag:]),
+        reward=statistics.fmean(rewards[-LAST:]),
+    )
+
+
+def _uncorrected(trainer: Trainer, config: RunConfig) -> Callable[[Sequence[Group], int], Any]:
+    """The trainer's step over groups whose log-probs are the learner's own."""
+    step = trainer.step
+
+    def rescored(groups: Sequence[Group], number: int) -> Any:
+        batch = prepare(
+            groups, config.batch, trainer.recipe, config.sampling.max_new_tokens, consumed=number - 1
+        )
+        own = [np.zeros(t.num_tokens, np.float32) for t in batch.trajectories]
+        for row in batch.rows:
+            scores = score_row(trainer.policy, row, config.learner.head_chunk_mib << 20).numpy()
+            for sequence, token, score in zip(row.row.sequence, row.row.token, scores, strict=True):
+                own[sequence][token] = score
+        by_id = {t.trajectory_id: values for t, values in zip(batch.trajectories, own, strict=True)}
+        for group in groups:
+            group.trajectories[:] = [
+                msgspec.structs.replace(t, logprobs=by_id.get(t.trajectory_id, t.logprobs))
+                for t in group.trajectories
+            ]
+        return step(groups, number)
+
+    return rescored
+
+
+def read_cells(path: Path) -> dict[tuple[str, int, int, int], Cell]:
+    """Cells of earlier runs; a torn last line is left out."""
+    cells: dict[tuple[str, int, int, int], Cell] = {}
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                cell = msgspec.json.decode(line, type=Cell)
+            except msgspec.MsgspecError:
+                continue
+            cells[cell.key] = cell
+    return cells
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The reward of one objective at one lag, over that at lag 0 of the same seed.
+
+    Attributes:
+        rewards, shares: one per seed, in order.
+    """
+
+    objective: str
+    lag: int
+    rewards: list[float]
+    shares: list[float]
+    ess: float
+
+
+def judge(cells: Sequence[Cell]) -> list[Judged]:
+    """By objective and lag, in that order; shares of the seeds that have a run at lag 0."""
+    base = {(cell.objective, cell.seed): cell.reward for cell in cells if cell.lag == 0}
+    found: list[Judged] = []
+    for objective, lag in sorted({(cell.objective, cell.lag) for cell in cells}):
+        mine = sorted((c for c in cells if (c.objective, c.lag) == (objective, lag)), key=lambda c: c.seed)
+        shares = [c.reward / base[objective, c.seed] for c in mine if (objective, c.seed) in base]
+        ess = statistics.fmean(c.ess for c in mine)
+        found.append(Judged(objective, lag, [c.reward for c in mine], shares, ess))
+    return found
+
+
+def table(judged: Sequence[Judged], steps: int) -> Table:
+    """One line for each objective and lag."""
+    shown = Table(
+        title=f"after {steps} updates of 64 samples: reward of the last {LAST}", title_justify="left"
+    )
+    for column in ("objective", "lag", "seeds", "reward", "share of lag 0", "aim", "mean ESS"):
+        shown.add_column(column, justify="left" if column == "objective" else "right")
+    for each in judged:
+        aim = AIMS.get(each.lag) if each.objective == DEFAULT else None
+        shown.add_row(
+            each.objective,
+            str(each.lag),
+            str(len(each.rewards)),
+            quantiles(each.rewards).format(3),
+            quantiles(each.shares).format(3) if each.shares else "-",
+            "-" if aim is None else f"{aim:.2f}",
+            f"{each.ess:.3f}",
+        )
+    return shown
+
+
+def draw(cells: Sequence[Cell], target: Path) -> None:
+    """Reward against samples and against seconds: the mean over the seeds, a line per objective and lag."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "headway"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    styles = dict(zip(sorted({c.objective for c in cells}), ("-", "--", ":", "-."), strict=False))
+    lags = sorted({c.lag for c in cells})
+    for objective, lag in sorted({(c.objective, c.lag) for c in cells}):
+        mine = [c for c in cells if (c.objective, c.lag) == (objective, lag)]
+        length = min(len(c.rewards) for c in mine)
+        rewards = np.mean([c.rewards[:length] for c in mine], axis=0)
+        smooth = np.convolve(rewards, np.ones(LAST) / LAST, mode="valid")
+        colour = plt.get_cmap("viridis")(lags.index(lag) / max(1, len(lags) - 1))
+        look = {"color": colour, "linestyle": styles.get(objective, "-"), "label": f"{objective}, lag {lag}"}
+        axes[0].plot(64 * np.arange(LAST, length + 1), smooth, **look)
+        seconds = np.mean([c.seconds[:length] for c in mine], axis=0)[LAST - 1 :]
+        axes[1].plot(seconds, smooth, **look)
+    axes[0].set(xlabel="trained samples", ylabel=f"reward, mean of {LAST} updates")
+    axes[1].set(xlabel="seconds of a serial run")
+    axes[0].legend(loc="lower right", fontsize="small")
+    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry. Returns 1 when the default objective misses an aim."""
+    parser = argparse.ArgumentParser(prog="headway bench lag", description=__doc__)
+    parser.add_argument("--lags", default="0,1,2,4,8,16")
+    parser.add_argument(
+        "--objectives", default=f"{DEFAULT},{UNCORRECTED}", help="of [algo], and 'uncorrected'"
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300, help="updates of a run")
+    parser.add_argument(
+        "--cells", type=Path, default=Path("lag-cells.jsonl"), help="finished cells, appended to"
+    )
+    parser.add_argument("--plot", type=Path, help="picture: svg, png or pdf")
+    parser.add_argument("--out", type=Path, help="file for the rows, as JSON lines")
+    options = parser.parse_args(arguments)
+    if options.steps < LAST:
+        parser.error(f"--steps must be at least {LAST}")
+    lags, objectives = [int(lag) for lag in options.lags.split(",")], options.objectives.split(",")
+    wanted = [
+        (o, lag, seed, options.steps) for seed in range(options.seeds) for lag in lags for o in objectives
+    ]
+    console, cells = wide_console(), read_cells(options.cells)
+    for key in wanted:
+        if key in cells:
+            continue
+        cell = measure(*key)
+        with options.cells.open("ab") as file:
+            file.write(msgspec.json.encode(cell) + b"\n")
+        cells[key] = cell
+        console.print(
+            f"{cell.objective}, lag {cell.lag} (mean {cell.lag_mean:.2f}), seed {cell.seed}: reward "
+            f"{cell.reward:.3f}, {cell.seconds[-1]:.0f} s",
+            highlight=False,
+        )
+    chosen = [cells[key] for key in wanted]
+    judged = judge(chosen)
+    console.print(table(judged, options.steps))
+    if options.plot is not None:
+        draw(chosen, options.plot)
+    if options.out is not None:
+        rows = [
+            make_row(
+                "lag", f"{each.objective}, lag {each.lag}", "reward", each.rewards, config={"steps": options.steps},
+                ratios={"of lag 0": each.shares},
+            )
+            for each in judged
+        ]  # fmt: skip
+        write_rows(rows, options.out)
+    missed = [
+        each
+        for each in judged
+        if each.objective == DEFAULT and each.shares and quantiles(each.shares).p50 < AIMS.get(each.lag, 0.0)
+    ]
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
