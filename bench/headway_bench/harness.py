@@ -7,7 +7,8 @@ is formed within a round and only then summarised, and a row carries all its val
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -64,6 +65,9 @@ class Row(msgspec.Struct, frozen=True):
     hardware: Hardware
     versions: dict[str, str]
     recorded_at: str
+
+
+_recorders: list[list[Row]] = []
 
 
 def interleave(contestants: Sequence[Contestant], rounds: int) -> Iterator[tuple[int, Contestant]]:
@@ -171,8 +175,21 @@ def results_folder(base: Path, bench: str) -> Path:
     raise UnsupportedOption(f"{base} already holds 100 runs of {bench} of this second; give another folder")
 
 
+@contextmanager
+def recording() -> Generator[list[Row]]:
+    """The rows that are written meanwhile."""
+    rows: list[Row] = []
+    _recorders.append(rows)
+    try:
+        yield rows
+    finally:
+        _recorders.remove(rows)
+
+
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """Write rows as JSON lines, replacing the file."""
+    for recorder in _recorders:
+        recorder.extend(rows)
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.errors import UnsupportedOption
+from headway_bench.compare import TOLERANCE, compare, comparison_table, keep_baseline, read_baseline
+from headway_bench.harness import recording, wide_console
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,56 @@ BENCHES: dict[str, Bench] = {
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a bench with its own command-line arguments; returns its exit code.
+    """Run a bench with its own command-line arguments; returns its exit code, 1 also where a row regressed.
+
+    Every bench takes --compare FILE (or "baseline"), --tolerance SHARE and --keep-baseline besides.
 
     The bench's module is imported only now: a bench may need packages that the others do not.
 
     Raises:
-        UnsupportedOption: no bench of this name; the message lists the names.
+        UnsupportedOption: no bench of this name; the message lists the names. A baseline that is missing or of other
+            hardware.
     """
     bench = BENCHES.get(name)
     if bench is None:
         raise UnsupportedOption(unknown_name(name))
+    ours, theirs = _shared_options(arguments)
     main: Callable[[Sequence[str]], int] = importlib.import_module(bench.module).main
-    return main(arguments)
+    if ours.compare is None and not ours.keep_baseline:
+        return main(theirs)
+    before = read_baseline(name, ours.compare) if ours.compare is not None else []
+    with recording() as rows:
+        status = main(theirs)
+    if not rows:
+        raise UnsupportedOption(f"{name} wrote no rows to compare or keep; give it --out FILE")
+    regressed = False
+    if ours.compare is not None:
+        comparison = compare(rows, before, ours.tolerance)
+        console = wide_console()
+        console.print(comparison_table(comparison))
+        for what, cases in (
+            ("not in the baseline", comparison.new),
+            ("in the baseline only", comparison.missing),
+        ):
+            if cases:
+                console.print(f"{what}: {', '.join(cases)}", highlight=False)
+        regressed = bool(comparison.regressed)
+    if ours.keep_baseline:
+        print(f"baseline: {keep_baseline(name, rows)}")
+    return max(status, int(regressed))
+
+
+def _shared_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options that every bench has, and the bench's own."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "--compare", metavar="FILE", help="rows of an earlier run, or 'baseline': this machine's"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help="a median may be worse by this share"
+    )
+    parser.add_argument("--keep-baseline", action="store_true", help="these rows are this machine's baseline")
+    return parser.parse_known_args(arguments)
 
 
 def unknown_name(name: str) -> str:
