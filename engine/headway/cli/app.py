@@ -263,6 +263,7 @@ def export(
 
 app.command(context_settings=OVERRIDES)(tuning.plan)
 app.command(context_settings=OVERRIDES)(tuning.calibrate)
+app.command(context_settings=OVERRIDES)(tuning.tune)
 app.command()(reporting.report)
 app.command()(reporting.watch)
 app.add_typer(keys.app, name="keys")

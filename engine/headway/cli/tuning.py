@@ -1,4 +1,4 @@
-"""`headway plan` and `headway calibrate`: what a recipe will do, and what a machine does (docs/tuning.md)."""
+"""`headway plan`, `calibrate` and `tune`: what a recipe will do, what a machine does, what is best (docs/tuning.md)."""
 
 from __future__ import annotations
 
@@ -90,4 +90,40 @@ def calibrate(
     config = running.recipe(words or [])
     set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
     calibrating.calibrate(config, out, seconds)
+    return 0
+
+
+def tune(
+    words: Words = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="folder of the study; one that is there is gone on with")
+    ] = Path("tuned"),
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, help="settings to try, earlier ones included")
+    ] = 12,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="of each run; a third of it warms up")
+    ] = 30.0,
+    by: Annotated[str, typer.Option("--by", help="what is best: tokens (per second) or reward")] = "tokens",
+    rates: Annotated[
+        Path | None, typer.Option("--rates", help="a calibration: its plan's optimum is tried early")
+    ] = None,
+    most_lag: Annotated[
+        float | None, typer.Option("--most-lag", min=0.0, help="mean lag of a trained token at most")
+    ] = None,
+    most_max_lag: Annotated[int, typer.Option("--most-max-lag", min=1, help="staleness.max_lag at most")] = 8,
+    most_replicas: Annotated[
+        int, typer.Option("--most-replicas", min=0, help="generators at most; 0: as they are")
+    ] = 0,
+    debug: Debug = False,
+) -> int:
+    """Try settings by short real runs, near a plan's optimum where there is a calibration; keeps the best recipe."""
+    from headway.cli.trying import tuned
+    from headway.tune import Limits
+
+    if by not in ("tokens", "reward"):
+        raise ConfigError([("--by", f"{by!r} is unknown; choose tokens or reward")])
+    limits = Limits(most_lag, most_max_lag, most_replicas)
+    for line in tuned(list(words or []), out, limits, by, rates, trials, seconds):
+        typer.echo(line)
     return 0

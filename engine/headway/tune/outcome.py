@@ -1,0 +1,81 @@
+"""One short real run, and what its rows say."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from headway.config import RunConfig
+from headway.engine import Engine
+from headway.errors import RunFailed
+from headway.types import StepRecord
+
+WARM_UP = 1.0 / 3.0  # of a trial's time; the pipeline fills and caches warm in it
+LEAST_ROWS = 4
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a run did after its warm-up.
+
+    Attributes:
+        tokens_per_s, samples_per_s: trained. lag_mean: of a trained token, in optimizer steps.
+        learner_idle, generator_idle: shares of their time. reward: mean of the rows. updates: their number.
+    """
+
+    tokens_per_s: float
+    samples_per_s: float
+    lag_mean: float
+    learner_idle: float
+    generator_idle: float
+    reward: float
+    updates: int
+
+
+def measure(config: RunConfig, seconds: float) -> Outcome:
+    """Run a recipe for so many seconds after its first ticket.
+
+    Raises:
+        RunFailed: the run failed, or made too few updates in that time to say anything.
+    """
+    rows: list[StepRecord] = []
+    with Engine(config) as engine:
+        for row in engine:
+            rows.append(row)
+            if row.elapsed_s >= seconds:
+                break
+    return outcome(rows, seconds * WARM_UP)
+
+
+def outcome(rows: Sequence[StepRecord], since_s: float) -> Outcome:
+    """Of the rows after `since_s` seconds.
+
+    Raises:
+        RunFailed: they are too few.
+    """
+    counted = [row for row in rows if row.elapsed_s >= since_s]
+    if len(counted) < LEAST_ROWS:
+        raise RunFailed(
+            f"{len(counted)} updates after the warm-up, at least {LEAST_ROWS} say something; give trials more --seconds"
+        )
+    first, last = counted[0], counted[-1]
+    seconds = last.elapsed_s - first.elapsed_s
+    parts = counted[1:]
+    learner = [row.learner for row in parts]
+    generator = [row.generator for row in parts]
+    return Outcome(
+        tokens_per_s=(last.tokens["trained"] - first.tokens["trained"]) / seconds,
+        samples_per_s=(last.trajectories["trained"] - first.trajectories["trained"]) / seconds,
+        lag_mean=statistics.fmean(row.lag_mean for row in parts),
+        learner_idle=_share(sum(split.idle for split in learner), sum(split.total for split in learner)),
+        generator_idle=_share(
+            sum(split.idle for split in generator), sum(split.total for split in generator)
+        ),
+        reward=statistics.fmean(row.reward for row in parts),
+        updates=len(parts),
+    )
+
+
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0
