@@ -77,4 +77,5 @@ def test_a_peak_is_what_a_call_holds_at_once() -> None:
         for _ in range(3):
             torch.ones(10_000_000)  # 40 MB, freed before the next
 
-    assert 39 < peak_extra_mb(work) < 60
+    peak_mb = min(peak_extra_mb(work) for _ in range(3))  # other threads of this process can only add
+    assert 39 < peak_mb < 60

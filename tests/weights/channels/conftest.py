@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,19 @@ def read() -> Callable[..., Reader]:
         return Reader(receiver, until, deadline_s)
 
     return start
+
+
+def wait_until(true: Callable[[], object], what: object = "", timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, what or "still not so"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """Wait until `true()` holds, or fail at the deadline: what another thread counts is not there at once."""
+    return wait_until
 
 
 @pytest.fixture

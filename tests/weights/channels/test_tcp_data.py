@@ -7,7 +7,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,7 +130,7 @@ def test_who_waits_hears_that_the_source_lives_and_gets_chunks_as_they_come(
     ],
 )
 def test_rubbish_ends_its_own_connection_and_is_counted(
-    data: bytes, server: DataServer, client: DataClient
+    data: bytes, server: DataServer, client: DataClient, until: Callable[..., None]
 ) -> None:
     with socket.create_connection(("127.0.0.1", split_port(server.endpoint))) as evil:
         evil.settimeout(5)
@@ -139,9 +138,7 @@ def test_rubbish_ends_its_own_connection_and_is_counted(
         with contextlib.suppress(OSError):  # it may have been ended already
             evil.shutdown(socket.SHUT_WR)
             assert evil.recv(100) == b""
-    deadline = time.monotonic() + 5
-    while not server.rejected and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: server.rejected)
     assert sum(server.rejected.values()) == 1
     _, whole = assembly()
     client.request(ask())
@@ -149,37 +146,30 @@ def test_rubbish_ends_its_own_connection_and_is_counted(
 
 
 def test_a_client_that_reads_nothing_is_let_go_and_costs_no_memory(
-    server: DataServer, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    server: DataServer, shop: Shop, monkeypatch: pytest.MonkeyPatch, until: Callable[..., None]
 ) -> None:
     big = bytes(8 << 20)
     shop.put(ChunkedPayload([memoryview(big)], len(big), 1 << 20))
     before = psutil.Process().memory_info().rss
     with socket.create_connection(("127.0.0.1", split_port(server.endpoint))) as evil:
         evil.sendall(REQUEST.pack(MAGIC, 0, 1, 0, 1) + b"p")
-        deadline = time.monotonic() + 10
-        while not server._connections and time.monotonic() < deadline:
-            time.sleep(0.01)
-        while server._connections and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not server._connections, "still held after stall_s"
+        until(lambda: server._connections)
+        until(lambda: not server._connections, "still held after stall_s")
     assert server.bytes_sent < len(big)
     assert psutil.Process().memory_info().rss - before < 30 << 20
 
 
 def test_connections_beyond_the_most_are_closed_and_the_rest_go_on(
-    server: DataServer, monkeypatch: pytest.MonkeyPatch
+    server: DataServer, monkeypatch: pytest.MonkeyPatch, until: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(tcp_data, "MAX_CONNECTIONS", 5)
     port = split_port(server.endpoint)
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
-    deadline = time.monotonic() + 5
-    while server.rejected["connections"] < 7 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: server.rejected["connections"] >= 7)
     assert server.rejected["connections"] == 7
     for each in idle:
         each.close()
-    while server._connections and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not server._connections)
     client = DataClient(server.endpoint, 5.0)
     _, whole = assembly()
     client.request(ask())

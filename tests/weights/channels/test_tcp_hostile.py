@@ -6,7 +6,6 @@ import contextlib
 import pickle
 import random
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,13 +56,6 @@ def endpoint_of(learner: TcpSender) -> str:
     return TcpAddress.parse(learner.address).endpoint
 
 
-def until(true: Callable[[], bool], what: object = "", timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 RUBBISH: list[list[bytes]] = [
     [b""],
     [b"\x80\x05rubbish"],
@@ -89,7 +81,7 @@ RUBBISH: list[list[bytes]] = [
 
 
 def test_rubbish_is_counted_and_pushes_go_on(
-    sender: Start, receiver: Start, publication: Publish, read: Start
+    sender: Start, receiver: Start, publication: Publish, read: Start, until: Callable[..., None]
 ) -> None:
     learner = sender()
     reader = read(receiver(learner.address), 2)
@@ -107,7 +99,7 @@ def test_rubbish_is_counted_and_pushes_go_on(
 
 
 def test_a_member_that_asks_for_what_cannot_be_gets_nothing_and_costs_nothing(
-    sender: Start, receiver: Start, publication: Publish, read: Start
+    sender: Start, receiver: Start, publication: Publish, read: Start, until: Callable[..., None]
 ) -> None:
     learner = sender()
     learner.publish(publication(1, SIZE), 10)
@@ -156,7 +148,7 @@ def test_bytes_that_are_not_even_zeromq_change_nothing(
 
 
 def test_a_flood_of_wants_is_refused_past_what_may_be_in_flight(
-    sender: Start, receiver: Start, publication: Publish, read: Start
+    sender: Start, receiver: Start, publication: Publish, read: Start, until: Callable[..., None]
 ) -> None:
     """A peer that asks on and on, and never reads what it gets."""
     learner = sender()
@@ -177,7 +169,9 @@ def test_a_flood_of_wants_is_refused_past_what_may_be_in_flight(
 
 
 @pytest.mark.parametrize("plain", ["zeromq"], indirect=True)
-def test_a_relay_takes_wants_only(sender: Start, receiver: Start, publication: Publish, read: Start) -> None:
+def test_a_relay_takes_wants_only(
+    sender: Start, receiver: Start, publication: Publish, read: Start, until: Callable[..., None]
+) -> None:
     learner = sender(fan_out=1)
     relay, child = receiver(learner.address, "relay"), receiver(learner.address, "child")
     with zmq.Context() as context, dealer(context, relay._hello.endpoint) as evil:
