@@ -92,6 +92,14 @@ def test_the_prompt_is_the_tickets(
     assert validate_trajectory(make_trajectory(), make_ticket(prompt_ids=[3, 1, 4, 1, 6])) == "prompt_ids"
 
 
+def test_ids_that_the_model_does_not_have(
+    make_trajectory: Callable[..., Trajectory], make_ticket: Callable[..., Ticket]
+) -> None:
+    """Sampled ids are 7 to 15."""
+    for vocab_size, reason in ((16, None), (15, "vocabulary"), (0, None)):
+        assert validate_trajectory(make_trajectory(), make_ticket(vocab_size=vocab_size)) == reason
+
+
 def test_the_budget_counts_sampled_tokens(
     make_trajectory: Callable[..., Trajectory], make_ticket: Callable[..., Ticket]
 ) -> None:

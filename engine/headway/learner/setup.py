@@ -67,7 +67,7 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
             StartCheck(derived.agreement_limits(config), numerics) if derived.sides_compare(config) else None,
         ),
         prompts=PromptSource(environment, tokenizer, config.env, config.seed),
-        tickets=TicketMaker(config, tokenizer.eos_ids),
+        tickets=TicketMaker(config, tokenizer.eos_ids, policy.vocab_size),
         gate=make_gate(config),
     )
 

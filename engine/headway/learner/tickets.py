@@ -13,9 +13,10 @@ class TicketMaker:
 
     Args:
         config: the recipe; eos_ids: of the model, which end a trajectory.
+        vocab_size: rows of the model's head; ids beyond them are refused at ingest. 0: they are not.
     """
 
-    def __init__(self, config: RunConfig, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, config: RunConfig, eos_ids: tuple[int, ...], vocab_size: int = 0) -> None:
         sampling = config.sampling
         self._sampling = Sampling(
             temperature=sampling.temperature,
@@ -30,6 +31,7 @@ class TicketMaker:
         )
         self._num_members = config.batch.samples
         self._seed = config.seed
+        self._vocab_size = vocab_size
         self._deadline_s = config.stream.rollout_deadline_s
 
     def make(self, ticket_id: int, prompt: TokenisedPrompt, admitted: PolicyVersion) -> Ticket:
@@ -43,4 +45,5 @@ class TicketMaker:
             seed=mix(self._seed, ticket_id),
             admitted=admitted,
             deadline_s=self._deadline_s,
+            vocab_size=self._vocab_size,
         )

@@ -44,6 +44,7 @@ class Ticket(msgspec.Struct, frozen=True):
         admitted: the version that the generator had acked when the ticket was granted.
         deadline_s: seconds from receipt after which the generator must give the group up.
         held: members that the learner has already; they are not sampled again (the ticket outlived a generator).
+        vocab_size: V; every id of a trajectory is below it. 0: nobody looks.
     """
 
     ticket_id: int
@@ -55,3 +56,4 @@ class Ticket(msgspec.Struct, frozen=True):
     admitted: PolicyVersion
     deadline_s: float
     held: list[int] = []
+    vocab_size: int = 0

@@ -87,13 +87,13 @@ def validate_trajectory(trajectory: Trajectory, ticket: Ticket) -> str | None:
     Returns:
         A short reason for the counter of DropReason.INVALID: "lengths", "dtype", a reason of `check_layout`,
         "ticket", "member", "prompt_index", "prompt_hash", "prompt_ids", "mask", "budget", "temperature",
-        "finish_abort", "finish_error", "kept", "kept_missing",
-        "kept_unasked", "logprob_missing", "logprob_nan", "logprob_inf", "logprob_positive",
-        "logprob_floor".
+        "finish_abort", "finish_error", "vocabulary" (an id that the model does not have), "kept", "kept_missing",
+        "kept_unasked", "logprob_missing", "logprob_nan", "logprob_inf", "logprob_positive", "logprob_floor".
     """
     return (
         _shape_fault(trajectory)
         or _ticket_fault(trajectory, ticket)
+        or _vocabulary_fault(trajectory, ticket.vocab_size)
         or _kept_fault(trajectory, ticket)
         or logprob_fault(trajectory.logprobs, trajectory.loss_mask)
     )
@@ -136,6 +136,15 @@ def _ticket_fault(t: Trajectory, ticket: Ticket) -> str | None:
     if t.finish_reason is FinishReason.ABORT:
         return "finish_abort"
     return "finish_error" if t.finish_reason is FinishReason.ERROR else None
+
+
+def _vocabulary_fault(t: Trajectory, vocab_size: int) -> str | None:
+    """An id beyond the head's rows would end the learner: there is no embedding of it."""
+    if vocab_size == 0:
+        return None
+    arrays = [t.token_ids] if t.kept is None else [t.token_ids, t.kept.ids]
+    within = all(0 <= int(ids.min(initial=0)) and int(ids.max(initial=0)) < vocab_size for ids in arrays)
+    return None if within else "vocabulary"
 
 
 def _kept_fault(t: Trajectory, ticket: Ticket) -> str | None:
