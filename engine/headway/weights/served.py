@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.errors import WeightError
@@ -228,21 +229,39 @@ class SlicedServed(InPlace):
         return byte_view(out)
 
     def _read_block(self, start: int, end: int, out: Tensor) -> None:
-        source = np.arange(start, end, dtype=np.int64)
         bits = out.view(torch.int16 if self._dtype.itemsize == 2 else torch.int32)
         seen = torch.zeros(end - start, dtype=torch.bool)
         table, block = self._table, start // BLOCK_ELEMENTS
         for row in table.block_runs[table.block_offsets[block] : table.block_offsets[block + 1]]:
             run = table.runs[row]
-            found, landing = destination_indices(run, source)
-            inside = torch.from_numpy(found)
-            taken = self._tensors[int(run[4])].detach().view(-1)[torch.from_numpy(landing)]
+            first, last = covered_stretch(run, start, end)
+            served = self._tensors[int(run[4])].detach().view(-1)
+            into = slice(first - start, last - start)
+            at = straight_landing(run, first)
+            if at is None:
+                found, landing = destination_indices(run, np.arange(first, last, dtype=np.int64))
+                inside, taken = torch.from_numpy(found), served[torch.from_numpy(landing)]
+            else:
+                inside, taken = torch.ones(last - first, dtype=torch.bool), served[at : at + last - first]
             values = _narrow(taken, self._dtype, start).view(bits.dtype)
-            again = seen[inside]
-            if bool(again.any()) and not torch.equal(bits[inside][again], values[again]):
+            again = seen[into][inside]
+            if bool(again.any()) and not torch.equal(bits[into][inside][again], values[again]):
                 raise WeightError(f"block {block}: tied copies of one tensor are not served alike")
-            bits[inside] = values
-            seen |= inside
+            bits[into][inside] = values
+            seen[into] |= inside
+
+
+def covered_stretch(run: NDArray[np.int64], start: int, end: int) -> tuple[int, int]:
+    """The part of [start, end) outside of which a run (a row of SliceTable.runs) covers nothing."""
+    first, rows, length, source_stride, *_ = run.tolist()
+    return max(start, first), min(end, first + (rows - 1) * source_stride + length)
+
+
+def straight_landing(run: NDArray[np.int64], first: int) -> int | None:
+    """Where source element `first` lands, if all that follow it in the run land behind it; None if they do not."""
+    start, rows, length, source_stride, _, offset, row_stride, column_stride = run.tolist()
+    straight = column_stride == 1 and (rows == 1 or source_stride == row_stride == length)
+    return offset + first - start if straight else None
 
 
 def uncovered_tensors(table: SliceTable, manifest: Manifest) -> list[str]:
