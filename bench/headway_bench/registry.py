@@ -57,6 +57,9 @@ BENCHES: dict[str, Bench] = {
     ),
     "lag": Bench("headway_bench.lag", "reward at an exact lag, by objective, after the same samples"),
     "record": Bench("headway_bench.record", "what rows and time slices cost, in shares of the step"),
+    "vllm": Bench(
+        "headway_bench.vllm_push", "token gap of a push into a vLLM generator, against vLLM's own ways"
+    ),
     "rival": Bench("headway_bench.rival", "samples per second of the whole loop against TRL, interleaved"),
 }
 
