@@ -143,7 +143,7 @@ def _vocabulary_fault(t: Trajectory, vocab_size: int) -> str | None:
     if vocab_size == 0:
         return None
     arrays = [t.token_ids] if t.kept is None else [t.token_ids, t.kept.ids]
-    within = all(0 <= int(ids.min(initial=0)) and int(ids.max(initial=0)) < vocab_size for ids in arrays)
+    within = all(int(ids.min(initial=0)) >= 0 and int(ids.max(initial=0)) < vocab_size for ids in arrays)
     return None if within else "vocabulary"
 
 
