@@ -11,7 +11,8 @@ not change are not written, but counted) and 4 for encode, plus the payload; for
 of 64 bytes with a change, read and written; for memcpy its source read and its target written.
 
 The exit status is 1 if cast_and_diff, or apply where at least 1 % changed, has less than 60 % of the memcpy's rate.
-Below 1 % apply waits for one page of memory per change, which has nothing to do with a rate: shown, not judged.
+Below 1 % each change is a page of memory of its own, which no loop of stores writes at a memcpy's rate. The limit
+there is a scatter that is given its indices, torch's index_copy_: apply, which decodes too, has 60 % of its rate.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from headway_bench.peak_memory import peak_extra_mb
 from headway_kernels.weight_delta import Delta, apply_delta, cast_and_diff, diff
 
 BAR = 0.6
-JUDGED_FROM = {"cast_and_diff": 0.0, "apply": 0.01}  # share changed
+FEW = 0.01  # share changed below which apply is compared with a scatter
 LINE_ELEMENTS = 32  # bf16 values in a line of 64 bytes
 MILLION = 1_000_000
 
@@ -220,17 +221,20 @@ def case_rows(
 
 
 def below_bar(rows: Sequence[Row], density: float) -> list[str]:
-    """The judged cases of this density whose median share of the memcpy's rate is below the bar."""
+    """The judged cases of this density whose median share of their limit's rate is below the bar."""
     missed: list[str] = []
     for row in rows:
         name = row.case.rsplit("/", 1)[1]
-        if name in JUDGED_FROM and density >= JUDGED_FROM[name] and row.ratios["share of memcpy"].p50 < BAR:
-            missed.append(f"{row.case}: {row.ratios['share of memcpy'].format()}")
+        if name not in ("cast_and_diff", "apply"):
+            continue
+        limit = "torch over ours" if name == "apply" and density < FEW else "share of memcpy"
+        if row.ratios[limit].p50 < BAR:
+            missed.append(f"{row.case}: {limit} {row.ratios[limit].format()}")
     return missed
 
 
 def run_bench(options: Options, console: Console) -> bool:
-    """Runs every case, saves rows.jsonl, shows tables; whether every share reached the bar."""
+    """Runs every case, saves rows.jsonl, shows tables; whether every judged share reached the bar."""
     folder = results_folder(options.results, "delta").resolve()
     console.print(f"results: {folder}", highlight=False, soft_wrap=True)
     rows: list[Row] = []
@@ -251,10 +255,10 @@ def run_bench(options: Options, console: Console) -> bool:
                 )
                 missed += below_bar(part, density)
     for text in missed:
-        console.print(f"below {BAR} of the memcpy's rate: {text}", highlight=False)
+        console.print(f"below {BAR} of the limit: {text}", highlight=False)
     if not missed:
         console.print(
-            f"every cast_and_diff and apply has at least {BAR} of the memcpy's rate", highlight=False
+            f"every cast_and_diff and apply has at least {BAR} of its limit's rate", highlight=False
         )
     return not missed
 

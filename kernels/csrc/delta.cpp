@@ -204,24 +204,11 @@ struct Block {
     }
 };
 
-// Asks for the lines that a block with few changes writes: alone it would wait for each, together they overlap.
-void ask_for_block(const HeadwayDelta& delta, int64_t b, const uint8_t* destination) {
-    constexpr int64_t few = 24;  // beyond, scatter asks early enough
-    if (delta.formats[b] != SPARSE) return;
-    const int64_t bytes = value_bytes(delta.dtype);
-    const int64_t count = (delta.offsets[b + 1] - delta.offsets[b]) / (2 + bytes);
-    for (int64_t i = 0; i < smaller(count, few); i++) {
-        uint16_t at;
-        std::memcpy(&at, delta.payload + delta.offsets[b] + 2 * i, 2);
-        __builtin_prefetch(destination + at * bytes, 1);
-    }
-}
-
 template <int64_t bytes>
 void scatter(const uint8_t* indices, const uint8_t* values, int64_t count, int64_t base, uint8_t* destination) {
     constexpr int64_t ahead = 24;  // lines asked for before they are written
+    uint16_t at;
     for (int64_t i = 0; i < count; i++) {
-        uint16_t at;
         if (i + ahead < count) {
             std::memcpy(&at, indices + 2 * (i + ahead), 2);
             __builtin_prefetch(destination + (at - base) * bytes, 1);
@@ -381,16 +368,23 @@ void headway_delta_apply(const HeadwayDelta* delta, void* destination, int64_t n
     const int64_t bytes = value_bytes(delta->dtype);
     const int64_t num_blocks = count_blocks(delta->num_elements), group = 16;
     uint8_t* const to = static_cast<uint8_t*>(destination);
+    // waking a thread costs more than it takes to write a few thousand values
+    if (delta->offsets[num_blocks] < (64 << 10)) num_threads = 1;
     parallel_for((num_blocks + group - 1) / group, num_threads, [&](int64_t g) {
         const int64_t first = g * group, last = first + group < num_blocks ? first + group : num_blocks;
-        for (int64_t b = first; b < last; b++) ask_for_block(*delta, b, to + b * BLOCK_ELEMENTS * bytes);
         for (int64_t b = first; b < last; b++) {
-            if (delta->formats[b] == SAME) continue;
-            Block& block = thread_block();
-            const int64_t length = block_length(delta->num_elements, b);
-            block.open(static_cast<Format>(delta->formats[b]), delta->payload + delta->offsets[b],
-                       delta->offsets[b + 1] - delta->offsets[b], length, bytes);
-            apply_contiguous(kernels, block, 0, length, to + b * BLOCK_ELEMENTS * bytes);
+            const uint8_t* data = delta->payload + delta->offsets[b];
+            const int64_t size = delta->offsets[b + 1] - delta->offsets[b], length = block_length(delta->num_elements, b);
+            uint8_t* out = to + b * BLOCK_ELEMENTS * bytes;
+            if (delta->formats[b] == SPARSE) {
+                const int64_t count = size / (2 + bytes);
+                bytes == 2 ? scatter<2>(data, data + 2 * count, count, 0, out)
+                           : scatter<4>(data, data + 2 * count, count, 0, out);
+            } else if (delta->formats[b] != SAME) {
+                Block& block = thread_block();
+                block.open(static_cast<Format>(delta->formats[b]), data, size, length, bytes);
+                apply_contiguous(kernels, block, 0, length, out);
+            }
         }
     });
 }

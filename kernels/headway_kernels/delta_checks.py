@@ -17,7 +17,7 @@ def check_tensor(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], on_
     Raises:
         ShapeError: another dtype or device, or not contiguous.
     """
-    is_elsewhere = tensor.device.type != "cpu" and not on_cuda
+    is_elsewhere = not (tensor.is_cpu or on_cuda)
     if tensor.dtype not in dtypes or is_elsewhere or not tensor.is_contiguous():
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise ShapeError(

@@ -74,6 +74,9 @@ class Delta:
     offsets: NDArray[np.int64]
     payload: NDArray[np.uint8]
     num_changed: int
+    views: list[Any] = dataclasses.field(
+        default_factory=list[Any], init=False, repr=False
+    )  # delta_native's, made once
 
     @property
     def num_blocks(self) -> int:

@@ -53,20 +53,17 @@ def encode(
 
 def apply(lib: CDLL, delta: Delta, destination: Tensor, threads: int) -> None:
     """Writes the changed elements."""
-    struct, keep = _struct(delta)
-    lib.headway_delta_apply(byref(struct), destination.data_ptr(), threads)
-    del keep
+    lib.headway_delta_apply(byref(_struct(delta)), destination.data_ptr(), threads)
 
 
 def apply_slices(
     lib: CDLL, delta: Delta, table: SliceTable, destinations: Sequence[Tensor], threads: int
 ) -> None:
     """Writes the changed elements along the table, cast to each destination's dtype."""
-    struct, keep = _struct(delta)
     pointers = np.array([tensor.data_ptr() for tensor in destinations], np.uint64)
     dtypes = np.array([DTYPE_CODES[tensor.dtype] for tensor in destinations], np.int32)
     lib.headway_delta_apply_slices(
-        byref(struct),
+        byref(_struct(delta)),
         table.runs.ctypes.data,
         table.block_offsets.ctypes.data,
         table.block_runs.ctypes.data,
@@ -74,7 +71,6 @@ def apply_slices(
         dtypes.ctypes.data,
         threads,
     )
-    del keep
 
 
 def merge(lib: CDLL, older: Delta, newer: Delta, threads: int) -> Delta:
@@ -83,11 +79,10 @@ def merge(lib: CDLL, older: Delta, newer: Delta, threads: int) -> Delta:
     formats, offsets = np.zeros(num_blocks, np.uint8), np.zeros(num_blocks + 1, np.int64)
     room = num_blocks * BLOCK_ELEMENTS * value_type(older.dtype).itemsize + num_blocks * (BLOCK_ELEMENTS // 8)
     payload = np.empty(room, np.uint8)
-    (first, keep), (second, keep_too) = _struct(older), _struct(newer)
+    first, second = byref(_struct(older)), byref(_struct(newer))
     carried = lib.headway_delta_merge(
-        byref(first), byref(second), formats.ctypes.data, offsets.ctypes.data, payload.ctypes.data, threads
+        first, second, formats.ctypes.data, offsets.ctypes.data, payload.ctypes.data, threads
     )
-    del keep, keep_too
     changed = min(older.num_changed + newer.num_changed, carried)
     return Delta(older.num_elements, older.dtype, formats, offsets, payload[: int(offsets[-1])], changed)
 
@@ -97,21 +92,24 @@ def check(lib: CDLL, delta: Delta, threads: int) -> tuple[int, int, int]:
 
     The arrays' sizes and the offsets have been checked.
     """
-    struct, keep = _struct(delta)
     least, most = c_int64(), c_int64()
-    bad = lib.headway_delta_check(byref(struct), byref(least), byref(most), threads)
-    del keep
+    bad = lib.headway_delta_check(byref(_struct(delta)), byref(least), byref(most), threads)
     return bad, least.value, most.value
 
 
-def _struct(delta: Delta) -> tuple[DeltaStruct, object]:
-    """The C view of a delta, and what must stay alive while it is used."""
-    offsets = np.require(delta.offsets, np.int64, ["C", "A"])  # from the wire it may lie anywhere
-    struct = DeltaStruct(
-        delta.formats.ctypes.data,
-        offsets.ctypes.data,
-        delta.payload.ctypes.data,
-        delta.num_elements,
-        DTYPE_CODES[delta.dtype],
-    )
-    return struct, (offsets, delta)
+def _struct(delta: Delta) -> DeltaStruct:
+    """The C view of a delta; it lives as long as the delta, which keeps what it points to.
+
+    Made once: with cold caches it takes longer than applying a few thousand changes does.
+    """
+    if not delta.views:
+        offsets = np.require(delta.offsets, np.int64, ["C", "A"])  # from the wire it may lie anywhere
+        struct = DeltaStruct(
+            delta.formats.ctypes.data,
+            offsets.ctypes.data,
+            delta.payload.ctypes.data,
+            delta.num_elements,
+            DTYPE_CODES[delta.dtype],
+        )
+        delta.views.extend((struct, offsets))
+    return delta.views[0]

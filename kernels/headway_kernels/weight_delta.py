@@ -289,7 +289,7 @@ def from_bytes(
 
 def _is_on_cuda(backend: str, *tensors: Tensor) -> bool:
     """Whether the CUDA kernels are asked for, or "auto" meets a tensor on a GPU."""
-    return backend == "cuda" or (backend == "auto" and any(each.device.type == "cuda" for each in tensors))
+    return backend == "cuda" or (backend == "auto" and any(each.is_cuda for each in tensors))
 
 
 def _cuda() -> ModuleType:
