@@ -25,11 +25,11 @@ from headway.journal import BatchSelected, Entry, Opened, StepTrained, TicketEnd
 pytestmark = pytest.mark.slow
 MakeConfig = Callable[..., RunConfig]
 DEADLINE_S = 240.0
-# What says how long something took, where it ran, or what came over the wire twice.
+# What says how long something took, where it ran, what came over the wire twice, or was compared again on the way in.
 TIMED = {
     "time_s", "elapsed_s", "queue_s", "tokens_per_s", "generated_per_s", "learner", "generator", "push_s",
     "checkpoint_s", "epoch", "push_bytes", "changed_share", "tickets", "trajectories", "tokens", "dropped",
-    "buffered", "in_flight", "generators",
+    "buffered", "in_flight", "generators", "start_check",
 }  # fmt: skip
 
 
@@ -153,6 +153,8 @@ def test_ten_updates_straight_equal_five_a_kill_a_resume_and_five(
         [prompts_again[i] for i in ids] for ids in again.values()
     ]
     assert [row["step"] for row in rows(killed)] == list(range(1, 11))
+    compared = [row["step"] for row in rows(killed) if row["start_check"]]
+    assert {1, 6} <= set(compared) <= {1, 2, 6, 7}, "both sides are compared when a run starts, and when it goes on"
     for row, row_again in zip(rows(straight), rows(killed), strict=True):
         assert {k: v for k, v in row.items() if k not in TIMED} == {
             k: v for k, v in row_again.items() if k not in TIMED

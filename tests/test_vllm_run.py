@@ -67,6 +67,8 @@ def test_vllm_learns_what_the_embedded_engine_learns_within_the_lag(tmp_path: Pa
         assert len(records) == 60
         assert max(record.lag_max for record in records) <= 4
         assert all(record.ess > 0.9 for record in records)
+        assert records[0].start_check["tokens"] > 0
+        assert records[0].start_check["max_log_ratio"] < 1e-3
         rewards[name] = sum(record.reward for record in records[-10:]) / 10
         first = sum(record.reward for record in records[:10]) / 10
         assert rewards[name] > first + 0.15

@@ -14,6 +14,7 @@ from headway.buffer import Group
 from headway.config import derived
 from headway.errors import TrainingStopped
 from headway.trainer import Distance, StartCheck, Trainer
+from headway.trainer.start_check import PATIENCE
 from headway.types import PolicyVersion, VersionSpan
 
 LENGTHS = [[9, 14, 21, 30], [12, 17, 25, 33], [8, 16, 24, 40], [10, 20, 30, 40]]
@@ -124,6 +125,17 @@ def test_only_trajectories_wholly_of_these_weights_bear_witness(
     assert stats.start_check is not None
     assert stats.start_check.num_tokens == sum(map(sum, LENGTHS)) - 9
     assert stats.start_check.largest < 1e-4
+
+
+def test_a_check_that_never_meets_lag_0_says_so_once(
+    checked: Callable[..., Trainer], groups_of: Callable[..., list[Group]]
+) -> None:
+    trainer = checked(learner={"lr": 0.0})
+    warnings = [
+        trainer.step(groups_of([[3, 4]]), 6).warning for _ in range(PATIENCE + 2)
+    ]  # sampled by step 0
+    assert [bool(each) for each in warnings] == [False] * (PATIENCE - 1) + [True, False, False]
+    assert "after 20 batches 0 of 200 tokens were at lag 0" in warnings[PATIENCE - 1]
 
 
 def test_few_tokens_are_judged_but_do_not_end_the_check(

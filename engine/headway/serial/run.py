@@ -233,6 +233,8 @@ class SerialRun:
         push = NO_PUSH
         if stats.start_check is not None:
             self._note(f"both sides agree: {stats.start_check}")
+        if stats.warning:
+            self._note(stats.warning)
         if not stats.skipped:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self.desk.trained(groups, self.version)

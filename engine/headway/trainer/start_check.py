@@ -19,6 +19,7 @@ from headway.errors import TrainingStopped
 from headway.trainer.batch import LossRow, TrainBatch
 
 MIN_TOKENS = 200  # at lag 0, before the check is over
+PATIENCE = 20  # batches without as many, before that is said
 MAX_EXPONENT = 20.0  # of a ratio: far beyond any bound, and its square is finite
 
 
@@ -106,11 +107,23 @@ class StartCheck:
     numerics: str
     _seen: list[Tensor] = field(default_factory=list[Tensor])
     _num_seen: int = 0
+    _num_batches: int = 0
 
     @property
     def done(self) -> bool:
         """Enough has been seen."""
         return self._num_seen >= MIN_TOKENS
+
+    @property
+    def warning(self) -> str:
+        """That the check is still open after PATIENCE batches, told at that batch only; else ""."""
+        if self.done or self._num_batches != PATIENCE:
+            return ""
+        return (
+            f"the learner and the generators have not been compared yet: after {PATIENCE} batches {self._num_seen} of "
+            f"{MIN_TOKENS} tokens were at lag 0. Training goes on; run `headway selfcheck` on the recipe. "
+            f"{self.numerics}"
+        )
 
     def differences(self, row: LossRow, scores: Tensor, chosen: np.ndarray) -> None:
         """Take one row's log-probs in: scores [T], of the learner. chosen: bool [Q], the witnesses."""
@@ -126,6 +139,7 @@ class StartCheck:
         Raises:
             TrainingStopped: it is beyond a bound.
         """
+        self._num_batches += 1
         seen = torch.cat(self._seen) if self._seen else torch.zeros(0)
         if not len(seen):
             return None

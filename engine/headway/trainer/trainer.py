@@ -49,7 +49,8 @@ class StepStats:
         loss: as the optimizer saw it; grad_norm: global, before clipping; lr: of this update.
         skipped: no update was made (a value was not finite, or nothing carried loss).
         policy: the loss's statistics over the batch; batch: what was trained.
-        start_check: how far both sides were apart before this step; None once that is settled.
+        start_check: how far both sides were apart before this step; None once that is settled, or where nothing could
+            be compared. warning: that this has gone on for long; "" if not.
     """
 
     loss: float
@@ -59,6 +60,7 @@ class StepStats:
     policy: PolicyStats
     batch: TrainBatch
     start_check: Distance | None = None
+    warning: str = ""
 
 
 class TrainerState(msgspec.Struct, frozen=True):
@@ -112,7 +114,7 @@ class Trainer:
         batch = prepare(
             groups, self._config.batch, self.recipe, self._config.sampling.max_new_tokens, consumed=step - 1
         ).to(self.policy.device)
-        distance = self._check_start(batch, step - 1)
+        distance, warning = self._check_start(batch, step - 1)
         lr = learning_rate(self._config.learner, step, self._config.steps, peak=self.lr)
         loss, policy, fault = 0.0, PolicyStats.zero(self.policy.device), ""
         try:
@@ -132,7 +134,7 @@ class Trainer:
             grad_norm, skipped = update.grad_norm, update.skipped
             fault = "the gradient is not finite" if skipped else ""
         self._note_skip(fault, step, batch)
-        return StepStats(loss, grad_norm, lr, skipped, policy, batch, distance)
+        return StepStats(loss, grad_norm, lr, skipped, policy, batch, distance, warning)
 
     def copy_state(self, target: FlatState) -> TrainerState:
         """Copy weights and moments into `target`; returns the rest. Between two steps only."""
@@ -143,17 +145,17 @@ class Trainer:
         self.lr, self._skipped_in_a_row = state.lr, state.skipped_in_a_row
         self._optimizer.restore(source, state.num_updates)
 
-    def _check_start(self, batch: TrainBatch, consumed: int) -> Distance | None:
-        """Score the batch's tokens at lag 0 once more, until enough of them agreed."""
+    def _check_start(self, batch: TrainBatch, consumed: int) -> tuple[Distance | None, str]:
+        """Score the batch's tokens at lag 0 once more, until enough of them agreed; and what to warn of."""
         check = self._start_check
         if check is None or check.done:
-            return None
+            return None, ""
         chosen = witnesses(batch, consumed)
         for row in batch.rows:
             if chosen[row.row.sequence].any():
                 scores = score_row(self.policy, row, self._config.learner.head_chunk_mib << 20)
                 check.differences(row, scores, chosen)
-        return check.judge(consumed)
+        return check.judge(consumed), check.warning
 
     def _train_row(self, row: LossRow, m2_limit: Tensor | None) -> HeadLoss:
         hidden = _hidden(self.policy, row)
