@@ -154,7 +154,9 @@ def test_ten_updates_straight_equal_five_a_kill_a_resume_and_five(
     ]
     assert [row["step"] for row in rows(killed)] == list(range(1, 11))
     compared = [row["step"] for row in rows(killed) if row["start_check"]]
-    assert {1, 6} <= set(compared) <= {1, 2, 6, 7}, "both sides are compared when a run starts, and when it goes on"
+    assert {1, 6} <= set(compared) <= {1, 2, 6, 7}, (
+        "both sides are compared when a run starts, and when it goes on"
+    )
     for row, row_again in zip(rows(straight), rows(killed), strict=True):
         assert {k: v for k, v in row.items() if k not in TIMED} == {
             k: v for k, v in row_again.items() if k not in TIMED

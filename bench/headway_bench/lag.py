@@ -5,18 +5,26 @@ each update, and takes groups in the order of their tickets, so that a group is 
 sampled all of it. (The first S updates have less, which is all there is.) Lag is thus the only thing that differs
 between two runs of a seed: no scheduling, no lengths, no machine.
 
+A cell's reward is that of the weights around update --steps: the mean over the samples drawn by the WINDOW versions
+before it, whenever they were trained. Runs go on for twice the largest lag, so that the end of a run, where no new
+prompts are begun, is not in it.
+
 "uncorrected" is GRPO whose old log-probs are the learner's own at the update, as trainers do that do not record the
 generator's: every ratio is 1, whatever the lag.
 
-Finished cells are appended to --cells at once; a bench that was interrupted goes on with what is missing.
+Finished cells are appended to --cells at once; a bench that was interrupted goes on with what is missing. Cells of
+another commit or recipe are measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
+import sys
 import tempfile
 import time
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,30 +36,47 @@ from rich.table import Table
 
 from headway.buffer import Group
 from headway.config import RunConfig
+from headway.config.schema import AlgoConfig
 from headway.errors import DeadlineExceeded
 from headway.serial import SerialRun
 from headway.trainer import Trainer, prepare, score_row
-from headway_bench.harness import make_row, quantiles, wide_console, write_rows
+from headway_bench.harness import exit_status, make_row, quantiles, wide_console, write_rows
+from headway_bench.machine import this_commit
 
 UNCORRECTED = "uncorrected"
 DEFAULT = "cispo"
 AIMS = {4: 0.95, 8: 0.90}  # of the reward at lag 0, for the default objective
-LAST = 20  # updates whose mean reward ends a cell
+WINDOW = 50  # versions whose samples make up a cell's reward
+OBJECTIVES = (*typing.get_args(AlgoConfig.model_fields["objective"].annotation), UNCORRECTED)
+
+
+class Key(typing.NamedTuple):
+    """What a cell was asked for; see there."""
+
+    objective: str
+    lag: int
+    seed: int
+    steps: int
+    updates: int
+    code: str
 
 
 class Cell(msgspec.Struct, frozen=True):
     """One run.
 
     Attributes:
-        objective: of [algo], or "uncorrected". lag: of every batch; steps: updates of the run.
+        objective: of [algo], or "uncorrected". lag: of every batch; steps: updates whose outcome is asked for.
+        updates: of the run; code: commit and recipe.
         rewards: of each update; seconds: since the start, at each. ess: mean over the updates.
-        reward: mean of the last LAST updates.
+        reward: of the weights around `steps`.
     """
 
     objective: str
     lag: int
     seed: int
     steps: int
+    updates: int
+    code: str
     rewards: list[float]
     seconds: list[float]
     ess: float
@@ -59,9 +84,9 @@ class Cell(msgspec.Struct, frozen=True):
     reward: float
 
     @property
-    def key(self) -> tuple[str, int, int, int]:
+    def key(self) -> Key:
         """What was asked for."""
-        return self.objective, self.lag, self.seed, self.steps
+        return Key(self.objective, self.lag, self.seed, self.steps, self.updates, self.code)
 
 
 class ExactLag(SerialRun):
@@ -86,12 +111,12 @@ class ExactLag(SerialRun):
         return outbox or any(rollout.has_work for rollout in self.rollouts)
 
 
-def config_of(objective: str, lag: int, seed: int, steps: int, run_dir: Path) -> RunConfig:
+def config_of(objective: str, lag: int, seed: int, updates: int, run_dir: Path) -> RunConfig:
     """The demo's recipe with a batch of four groups, in order, `lag` updates behind."""
     algo: dict[str, Any] = {"objective": "grpo" if objective == UNCORRECTED else objective}
     return RunConfig.model_validate({
         "seed": seed,
-        "steps": steps,
+        "steps": updates,
         "run_dir": str(run_dir),
         "model": {"path": "builtin:sort5"},
         "env": {"name": "sort", "args": {"digits": 5, "seed": seed}},
@@ -105,10 +130,22 @@ def config_of(objective: str, lag: int, seed: int, steps: int, run_dir: Path) ->
     })  # fmt: skip
 
 
-def measure(objective: str, lag: int, seed: int, steps: int) -> Cell:
+def code_of(objective: str) -> str:
+    """Commit, and a digest of the recipe that all cells of an objective share."""
+    recipe = config_of(objective, 0, 0, 1, Path("run")).model_dump_json()
+    return f"{this_commit()} {hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
+
+
+def reward_at(rewards: Sequence[float], lag: int, steps: int) -> float:
+    """Mean reward of what the versions [steps - WINDOW, steps) sampled: version w is trained by update w + lag + 1."""
+    return statistics.fmean(rewards[max(0, steps - WINDOW) + lag : steps + lag])
+
+
+def measure(key: Key) -> Cell:
     """Play one run."""
+    objective, lag = key.objective, key.lag
     with tempfile.TemporaryDirectory() as folder:
-        config = config_of(objective, lag, seed, steps, Path(folder) / "run")
+        config = config_of(objective, lag, key.seed, key.updates, Path(folder) / "run")
         run = ExactLag(config)
         if objective == UNCORRECTED:
             run.parts.trainer.step = _uncorrected(run.parts.trainer, config)  # pyright: ignore[reportAttributeAccessIssue]
@@ -122,15 +159,12 @@ def measure(objective: str, lag: int, seed: int, steps: int) -> Cell:
             run.close()
     rewards = [record.reward for record in records]
     return Cell(
-        objective=objective,
-        lag=lag,
-        seed=seed,
-        steps=steps,
+        **key._asdict(),
         rewards=rewards,
         seconds=seconds,
         ess=statistics.fmean(record.ess for record in records),
         lag_mean=statistics.fmean(record.lag_mean for record in records[lag:]),
-        reward=statistics.fmean(rewards[-LAST:]),
+        reward=reward_at(rewards, lag, key.steps),
     )
 
 
@@ -158,9 +192,9 @@ def _uncorrected(trainer: Trainer, config: RunConfig) -> Callable[[Sequence[Grou
     return rescored
 
 
-def read_cells(path: Path) -> dict[tuple[str, int, int, int], Cell]:
+def read_cells(path: Path) -> dict[Key, Cell]:
     """Cells of earlier runs; a torn last line is left out."""
-    cells: dict[tuple[str, int, int, int], Cell] = {}
+    cells: dict[Key, Cell] = {}
     if path.exists():
         for line in path.read_bytes().splitlines():
             try:
@@ -201,7 +235,8 @@ def judge(cells: Sequence[Cell]) -> list[Judged]:
 def table(judged: Sequence[Judged], steps: int) -> Table:
     """One line for each objective and lag."""
     shown = Table(
-        title=f"after {steps} updates of 64 samples: reward of the last {LAST}", title_justify="left"
+        title=f"reward of the weights of updates {max(0, steps - WINDOW)} to {steps}, 64 samples each",
+        title_justify="left",
     )
     for column in ("objective", "lag", "seeds", "reward", "share of lag 0", "aim", "mean ESS"):
         shown.add_column(column, justify="left" if column == "objective" else "right")
@@ -234,44 +269,86 @@ def draw(cells: Sequence[Cell], target: Path) -> None:
         mine = [c for c in cells if (c.objective, c.lag) == (objective, lag)]
         length = min(len(c.rewards) for c in mine)
         rewards = np.mean([c.rewards[:length] for c in mine], axis=0)
-        smooth = np.convolve(rewards, np.ones(LAST) / LAST, mode="valid")
+        smooth = np.convolve(rewards, np.ones(WINDOW) / WINDOW, mode="valid")
         colour = plt.get_cmap("viridis")(lags.index(lag) / max(1, len(lags) - 1))
         look = {"color": colour, "linestyle": styles.get(objective, "-"), "label": f"{objective}, lag {lag}"}
-        axes[0].plot(64 * np.arange(LAST, length + 1), smooth, **look)
-        seconds = np.mean([c.seconds[:length] for c in mine], axis=0)[LAST - 1 :]
+        axes[0].plot(
+            64 * (np.arange(WINDOW, length + 1) - lag), smooth, **look
+        )  # of the weights that sampled them
+        seconds = np.mean([c.seconds[:length] for c in mine], axis=0)[WINDOW - 1 :]
         axes[1].plot(seconds, smooth, **look)
-    axes[0].set(xlabel="trained samples", ylabel=f"reward, mean of {LAST} updates")
+    axes[0].set(xlabel="trained samples", ylabel=f"reward, mean of {WINDOW} updates")
     axes[1].set(xlabel="seconds of a serial run")
     axes[0].legend(loc="lower right", fontsize="small")
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry. Returns 1 when the default objective misses an aim."""
-    parser = argparse.ArgumentParser(prog="headway bench lag", description=__doc__)
-    parser.add_argument("--lags", default="0,1,2,4,8,16")
-    parser.add_argument(
-        "--objectives", default=f"{DEFAULT},{UNCORRECTED}", help="of [algo], and 'uncorrected'"
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    lags: list[int]
+    objectives: list[str]
+    seeds: list[int]
+    steps: int
+    cells: Path
+    plot: Path | None
+    out: Path | None
+
+    @property
+    def updates(self) -> int:
+        """Of every run."""
+        return self.steps + 2 * max(self.lags)
+
+    def keys(self) -> list[Key]:
+        """The cells, the lags of a seed next to each other."""
+        codes = {objective: code_of(objective) for objective in self.objectives}
+        return [
+            Key(objective, lag, seed, self.steps, self.updates, codes[objective])
+            for seed in self.seeds
+            for lag in self.lags
+            for objective in self.objectives
+        ]
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Read the command line; argparse ends the process with status 2 on a fault."""
+    parser = argparse.ArgumentParser(
+        prog="headway bench lag", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300, help="updates of a run")
+    parser.add_argument("--lags", default="0,1,2,4,8,16", help="0, which all are compared with, and others")
+    parser.add_argument("--objectives", default=f"{DEFAULT},{UNCORRECTED}", help=", ".join(OBJECTIVES))
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300, help="updates after which rewards are compared")
     parser.add_argument(
         "--cells", type=Path, default=Path("lag-cells.jsonl"), help="finished cells, appended to"
     )
     parser.add_argument("--plot", type=Path, help="picture: svg, png or pdf")
     parser.add_argument("--out", type=Path, help="file for the rows, as JSON lines")
-    options = parser.parse_args(arguments)
-    if options.steps < LAST:
-        parser.error(f"--steps must be at least {LAST}")
-    lags, objectives = [int(lag) for lag in options.lags.split(",")], options.objectives.split(",")
-    wanted = [
-        (o, lag, seed, options.steps) for seed in range(options.seeds) for lag in lags for o in objectives
-    ]
-    console, cells = wide_console(), read_cells(options.cells)
+    given = parser.parse_args(arguments)
+    objectives = list(dict.fromkeys(given.objectives.split(",")))
+    try:
+        lags = sorted({int(lag) for lag in given.lags.split(",")})
+    except ValueError:
+        parser.error(f"--lags {given.lags!r}: whole numbers, separated by commas")
+    if lags[0] != 0:
+        parser.error(f"--lags {given.lags!r}: 0 is among them, and nothing below")
+    if unknown := [each for each in objectives if each not in OBJECTIVES]:
+        parser.error(f"--objectives {unknown[0]!r}: expected {', '.join(OBJECTIVES)}")
+    if given.seeds < 1 or given.first_seed < 0 or given.steps < WINDOW:
+        parser.error(f"--seeds is at least 1, --first-seed 0, --steps {WINDOW}")
+    seeds = list(range(given.first_seed, given.first_seed + given.seeds))
+    return Options(lags, objectives, seeds, given.steps, given.cells, given.plot, given.out)
+
+
+def run_bench(options: Options) -> bool:
+    """Measure what is missing and show all; whether the default objective holds its aims."""
+    console, cells, wanted = wide_console(), read_cells(options.cells), options.keys()
     for key in wanted:
         if key in cells:
             continue
-        cell = measure(*key)
+        cell = measure(key)
         with options.cells.open("ab") as file:
             file.write(msgspec.json.encode(cell) + b"\n")
         cells[key] = cell
@@ -286,20 +363,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot is not None:
         draw(chosen, options.plot)
     if options.out is not None:
+        seeds = ",".join(map(str, options.seeds))
         rows = [
             make_row(
-                "lag", f"{each.objective}, lag {each.lag}", "reward", each.rewards, config={"steps": options.steps},
+                "lag",
+                f"{each.objective}, lag {each.lag}",
+                "reward",
+                each.rewards,
+                config={
+                    "steps": options.steps,
+                    "updates": options.updates,
+                    "window": WINDOW,
+                    "seeds": seeds,
+                    "samples": 64,
+                    "recipe": code_of(each.objective),
+                },
                 ratios={"of lag 0": each.shares},
             )
             for each in judged
-        ]  # fmt: skip
+        ]
         write_rows(rows, options.out)
-    missed = [
-        each
-        for each in judged
-        if each.objective == DEFAULT and each.shares and quantiles(each.shares).p50 < AIMS.get(each.lag, 0.0)
-    ]
-    return int(bool(missed))
+    aims = [(each, AIMS[each.lag]) for each in judged if each.objective == DEFAULT and each.lag in AIMS]
+    return all(quantiles(each.shares).p50 >= aim for each, aim in aims)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry; 0: the aims that were asked for hold, 1: one does not, 2: it could not run."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    return exit_status(lambda: run_bench(options))
 
 
 if __name__ == "__main__":
