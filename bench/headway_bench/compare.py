@@ -2,11 +2,13 @@
 
 Rows are matched by case, unit and config. A row regresses if its median is worse by more than the tolerance and by more
 than both spreads together (the hypotenuse of half their 20th to 80th percentile ranges): what a noisy machine does to
-a figure is no regression. Figures of other hardware say nothing about these and are refused.
+a figure is no regression. A row of one value has no spread: there the tolerance alone counts. Figures of other hardware
+say nothing about these and are refused.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Sequence
@@ -61,6 +63,21 @@ class Comparison:
     def regressed(self) -> list[Change]:
         """The rows that did."""
         return [change for change in self.changes if change.regressed(self.tolerance)]
+
+
+def share(text: str) -> float:
+    """A tolerance of the command line: 0.1 is ten per cent.
+
+    Raises:
+        ArgumentTypeError: it is no number, negative or not finite.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a share, 0 or more (0.1 is 10 %)")
+    return value
 
 
 def less_is_better(unit: str) -> bool:

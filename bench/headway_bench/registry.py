@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.errors import UnsupportedOption
-from headway_bench.compare import TOLERANCE, compare, comparison_table, keep_baseline, read_baseline
+from headway_bench.compare import TOLERANCE, compare, comparison_table, keep_baseline, read_baseline, share
 from headway_bench.harness import recording, wide_console
 
 
@@ -111,7 +111,7 @@ def _shared_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
         "--compare", metavar="FILE", help="rows of an earlier run, or 'baseline': this machine's"
     )
     parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help="a median may be worse by this share"
+        "--tolerance", type=share, default=TOLERANCE, help="a median may be worse by this share"
     )
     parser.add_argument("--keep-baseline", action="store_true", help="these rows are this machine's baseline")
     return parser.parse_known_args(arguments)

@@ -108,3 +108,10 @@ def test_rows_are_recorded_only_meanwhile(tmp_path: Path) -> None:
         write_rows([row("a", [1.0])], tmp_path / "a")
     write_rows([row("b", [1.0])], tmp_path / "b")
     assert [each.case for each in rows] == ["a"]
+
+
+@pytest.mark.parametrize("given", ["-0.1", "nan", "inf", "ten"])
+def test_a_tolerance_is_a_share(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        registry.run("record", ["--tolerance", given])
+    assert "expected a share, 0 or more" in capsys.readouterr().err
