@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,42 @@ def test_vllm_learns_what_the_embedded_engine_learns_within_the_lag(tmp_path: Pa
     assert abs(rewards["vllm"] - rewards["torch"]) < 0.12
 
 
+def check_conserved(records: list[Any], steps: int) -> None:
+    """All updates were made, every ticket is accounted for, each was trained once."""
+    assert [record.step for record in records] == list(range(1, steps + 1))
+    counts = records[-1].tickets
+    assert (
+        counts["issued"] == counts["trained"] + counts["dropped"] + counts["in_flight"] + counts["buffered"]
+    )
+    assert counts["trained"] == steps * 8
+    assert max(record.lag_max for record in records) <= 4
+
+
+def test_a_vllm_generator_killed_in_the_middle_of_a_push_is_replaced_and_gets_the_whole_state(
+    tmp_path: Path,
+) -> None:
+    program = (sys.executable, "-P", str(Path(__file__).with_name("killed_in_push.py")), str(tmp_path))
+    sections = {**RECIPE, "sampling": {"max_new_tokens": 24, "ignore_eos": True}}
+    with headway.Engine(
+        None,
+        run_dir=str(tmp_path / "run"),
+        steps=10,
+        generator={"engine": "vllm"},
+        stream={"heartbeat_s": 1.0},
+        program=program,
+        **sections,
+    ) as engine:
+        records = list(engine)
+    assert (tmp_path / "killed").exists(), "nothing was killed"
+    check_conserved(records, 10)
+    staged = [line.split() for line in (tmp_path / "staged").read_text().splitlines()]
+    first, second = list(dict.fromkeys(pid for pid, _, _ in staged))
+    before, after = ([words[1:] for words in staged if words[0] == pid] for pid in (first, second))
+    assert (tmp_path / "killed").read_text() in [version for _, version in before]
+    assert after[0][0] == "WHOLE", "a newcomer knows no base"
+    assert len(after) > 1, "and the pushes go on"
+
+
 def test_a_killed_vllm_generator_is_replaced_and_nothing_is_trained_twice(tmp_path: Path) -> None:
     sections = {**RECIPE, "sampling": {"max_new_tokens": 48, "ignore_eos": True}}
     with headway.Engine(
@@ -91,11 +128,4 @@ def test_a_killed_vllm_generator_is_replaced_and_nothing_is_trained_twice(tmp_pa
             records.append(record)
             if len(records) == 2:  # with requests in flight, and pushes on their way
                 wait_for("the generator", lambda: generator_of(engine)).send_signal(signal.SIGKILL)
-    assert [record.step for record in records] == list(range(1, 13))
-    last = records[-1]
-    counts = last.tickets
-    assert (
-        counts["issued"] == counts["trained"] + counts["dropped"] + counts["in_flight"] + counts["buffered"]
-    )
-    assert counts["trained"] == 12 * 8
-    assert max(record.lag_max for record in records) <= 4
+    check_conserved(records, 12)
