@@ -11,6 +11,27 @@ from headway.generate.batch import DecodeBatch
 from headway.generate.plan import Ints
 from headway.types import Sampling
 
+_MARGIN = 8  # characters: what decoding a suffix may get wrong at its beginning
+
+
+def ends_in_stop(
+    decode: Callable[[Sequence[int]], str], tokens: Sequence[int] | NDArray[np.int32], strings: Sequence[str]
+) -> bool:
+    """Whether one of `strings` is in the text of `tokens`, if none was before the last token.
+
+    Only as much of the end is decoded as can hold one: the cost of a token does not grow with the sequence.
+
+    Args:
+        decode: ids to text; tokens: of the completion so far; strings: not empty.
+    """
+    needed = max(map(len, strings)) + _MARGIN
+    num_tokens = needed
+    while True:
+        text = decode([int(token) for token in tokens[-num_tokens:]])
+        if len(text) >= needed or num_tokens >= len(tokens):
+            return any(string in text for string in strings)
+        num_tokens *= 2  # tokens without a text of their own, or of less than a character
+
 
 class StopTable:
     """One row for each distinct set of stops; row 0 never stops.
@@ -49,6 +70,6 @@ class StopTable:
             for index in np.flatnonzero(sampled & ~stopped).tolist():
                 strings = self._strings[int(batch.stop_row[rows[index]])]
                 if strings:
-                    text = self._decode(batch.tokens[rows[index], : batch.count[rows[index]]].tolist())
-                    stopped[index] = any(string in text for string in strings)
+                    tokens = batch.tokens[rows[index], : batch.count[rows[index]]]
+                    stopped[index] = ends_in_stop(self._decode, tokens, strings)
         return stopped

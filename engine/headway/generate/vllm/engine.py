@@ -24,6 +24,7 @@ from headway.errors import WeightError
 from headway.generate.protocol import FinishedMember, GroupRequest
 from headway.generate.seeds import mix
 from headway.generate.servable import check_servable
+from headway.generate.stops import ends_in_stop
 from headway.types import FinishReason, Manifest, PolicyVersion, Sampling, VersionSpan
 from headway.weights.served import Served, published_dtype
 from headway_kernels.weight_delta import whole
@@ -287,8 +288,7 @@ class VLLMEngine:
         sampling: Sampling = sequence.request.sampling
         if sampling.ignore_eos or not sampling.stop_strings or not sequence.token_ids:
             return False
-        text = self._decode(sequence.token_ids)
-        return any(string in text for string in sampling.stop_strings)
+        return ends_in_stop(self._decode, sequence.token_ids, sampling.stop_strings)
 
     def _finish(self, ended: dict[str, FinishReason]) -> list[FinishedMember]:
         if not ended:
