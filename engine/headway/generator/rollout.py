@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from headway.envs import Completion, RewardPool, RewardResult
 from headway.generate import FinishedMember, GroupRequest, InferenceEngine, Unservable
+from headway.generator.outbox import MAX_KEPT_IDS, Outbox, how_many_fit
 from headway.types import (
     DropReason,
     FinishReason,
@@ -27,8 +28,6 @@ from headway.types import (
 )
 from headway.weights import Proof
 from headway.wire.messages import Trajectories, WeightAck
-
-MAX_KEPT_IDS = 1 << 24  # of a trajectory and of a message: 64 MiB, a quarter of what a frame may hold
 
 
 class WeightSource(Protocol):
@@ -64,19 +63,6 @@ class _Held:
     prompt_hash: int
     expires_s: float
     open_members: set[int]
-
-
-@dataclass
-class Outbox:
-    """What a turn has for the learner.
-
-    Attributes:
-        acks: versions put in force; finished, failures: members.
-    """
-
-    acks: list[WeightAck] = field(default_factory=list[WeightAck])
-    finished: list[Trajectory] = field(default_factory=list[Trajectory])
-    failures: list[MemberFailure] = field(default_factory=list[MemberFailure])
 
 
 class Rollout:
@@ -216,7 +202,7 @@ class Rollout:
         out, self._outbox = self._outbox, Outbox()
         if not out.finished and not out.failures:
             return out.acks, None
-        fit = _how_many_fit(out.finished)
+        fit = how_many_fit(out.finished)
         self._outbox.finished = out.finished[fit:]  # with the next message
         out.finished = out.finished[:fit]
         message = Trajectories(
@@ -361,13 +347,3 @@ class Rollout:
         held.open_members.discard(member.member)
         if not held.open_members:
             del self._held[member.request_id]
-
-
-def _how_many_fit(trajectories: Sequence[Trajectory]) -> int:
-    """The first so many are one message, by the ids of their kept sets."""
-    total = 0
-    for index, trajectory in enumerate(trajectories):
-        total += 0 if trajectory.kept is None else len(trajectory.kept.ids)
-        if total > MAX_KEPT_IDS and index:
-            return index
-    return len(trajectories)
