@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headway.errors import WeightError
@@ -16,7 +18,9 @@ from headway.model.flat import build_manifest, flatten
 from headway.types import Manifest, PolicyVersion
 from headway.weights import SlicedServed, Stager, WeightPublisher
 from headway.weights.markers import derive_table, verify_table
+from headway.weights.served import covered_stretch, straight_landing
 from headway.weights.slices import PLAIN, Rule, Target, build_table
+from headway_kernels.slice_table import destination_indices
 from headway_kernels.weight_delta import BLOCK_ELEMENTS, SliceTable, apply_slices, diff, whole
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, EXPERTS, VOCAB = 8, 4, 2, 4, 12, 3, 12
@@ -336,3 +340,37 @@ def test_random_layouts_are_derived_exactly(seed: int) -> None:
     w = new[: rows * columns].view(rows, columns)
     for tensor, part in zip(tensors, parts(w), strict=True):
         assert np.array_equal(tensor.numpy(), part.numpy())
+
+
+@given(
+    start=st.integers(0, 50),
+    rows=st.integers(1, 6),
+    length=st.integers(1, 9),
+    gap=st.integers(0, 4),
+    offset=st.integers(0, 30),
+    row_gap=st.integers(0, 4),
+    column_stride=st.integers(1, 3),
+    begin=st.integers(0, 40),
+    size=st.integers(1, 60),
+)
+def test_what_a_run_covers_and_whether_it_lands_straight(
+    start: int,
+    rows: int,
+    length: int,
+    gap: int,
+    offset: int,
+    row_gap: int,
+    column_stride: int,
+    begin: int,
+    size: int,
+) -> None:
+    row_stride = length * column_stride + row_gap
+    run = np.array([start, rows, length, length + gap, 0, offset, row_stride, column_stride], np.int64)
+    sources = np.arange(begin, begin + size, dtype=np.int64)
+    found, landing = destination_indices(run, sources)
+    first, last = covered_stretch(run, begin, begin + size)
+    assert not found[(sources < first) | (sources >= last)].any()
+    if first < last and (at := straight_landing(run, first)) is not None:
+        inside = (sources >= first) & (sources < last)
+        assert found[inside].all()
+        assert landing.tolist() == list(range(at, at + last - first))
