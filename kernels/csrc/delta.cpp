@@ -204,15 +204,11 @@ struct Block {
     }
 };
 
+// Plain stores: they do not wait for the lines that they miss, so asking for lines ahead gains nothing.
 template <int64_t bytes>
 void scatter(const uint8_t* indices, const uint8_t* values, int64_t count, int64_t base, uint8_t* destination) {
-    constexpr int64_t ahead = 24;  // lines asked for before they are written
-    uint16_t at;
     for (int64_t i = 0; i < count; i++) {
-        if (i + ahead < count) {
-            std::memcpy(&at, indices + 2 * (i + ahead), 2);
-            __builtin_prefetch(destination + (at - base) * bytes, 1);
-        }
+        uint16_t at;
         std::memcpy(&at, indices + 2 * i, 2);
         std::memcpy(destination + (at - base) * bytes, values + i * bytes, static_cast<size_t>(bytes));
     }
