@@ -76,6 +76,20 @@ def test_vllm_learns_what_the_embedded_engine_learns_within_the_lag(tmp_path: Pa
     assert abs(rewards["vllm"] - rewards["torch"]) < 0.12
 
 
+def test_top_p_with_kept_sets_has_ratios_of_one_on_a_frozen_policy(tmp_path: Path) -> None:
+    sections = {**RECIPE, "sampling": {"max_new_tokens": 8, "top_p": 0.8, "kept_sets": "carry"}}
+    sections["learner"] = {"lr": 1e-9}  # as good as frozen; pushes that change nothing would end the run
+    with headway.Engine(
+        None, run_dir=str(tmp_path / "run"), steps=8, generator={"engine": "vllm"}, **sections
+    ) as engine:
+        records = list(engine)
+    assert len(records) == 8
+    for record in records:
+        assert record.ratio_mean == pytest.approx(1.0, abs=1e-3)  # 0.01 is asked for
+        assert record.ratio_max == pytest.approx(1.0, abs=1e-2)
+    assert records[0].start_check["max_log_ratio"] < 1e-3
+
+
 def check_conserved(records: list[Any], steps: int) -> None:
     """All updates were made, every ticket is accounted for, each was trained once."""
     assert [record.step for record in records] == list(range(1, steps + 1))

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from headway.errors import UnsupportedOption, WeightError
 from headway.generate import FinishedMember, GroupRequest, Unservable
+from headway.generate.filters import filter_logits
 from headway.generate.vllm import library, open_vllm
 from headway.generate.vllm import weights as vllm_weights
 from headway.generate.vllm.start import Sizes
 from headway.model import load_policy
-from headway.types import FinishReason, PolicyVersion
+from headway.types import FinishReason, PolicyVersion, Sampling
 
 HERE = importlib.util.find_spec("vllm") is not None
 needs_vllm = [
@@ -38,6 +39,7 @@ def open_engine(
     kv: str = "keep",
     published_dtype: str = "float32",
     head_dtype: str = "float32",
+    kept_sets: bool = False,
     **options: Any,
 ) -> Any:
     engine = open_vllm(
@@ -46,6 +48,7 @@ def open_engine(
         sizes=Sizes(64, 0, 512),
         kv=kv,
         head_dtype=head_dtype,
+        kept_sets=kept_sets,
         options=options,
         decode=decode,
     )
@@ -156,6 +159,45 @@ class TestRealEngine:
             expected = oracle.fresh(prompt, tokens_of(member), (0.5, 1.0, 1.3)[number])
             assert np.abs(member.logprobs - expected).max() <= 1e-4
             assert member.finish_reason is FinishReason.LENGTH
+
+    def test_each_token_comes_with_its_kept_set_and_its_log_prob_over_it(
+        self, versions: Any, request_of: Any, finish: Any
+    ) -> None:
+        """Requests with and without filters share every batch; a push and its re-admissions come in between."""
+        engine = open_engine(versions.folder, versions.decode, kept_sets=True)
+        push(engine, versions.flat[0], 0)
+        filters: list[dict[str, Any]] = [
+            {"top_p": 0.8},
+            {"top_k": 3},
+            {"min_p": 0.1},
+            {"top_p": 0.9, "top_k": 5},
+        ]
+        for number, chosen in enumerate(filters):
+            engine.add(request_of(number, members=3, budget=8, temperature=0.8, keep_sets=True, **chosen))
+        engine.add(request_of(9, members=2, budget=5, top_p=0.5))  # nobody asks: nothing is told
+        engine._admit()
+        push(engine, versions.flat[0], 1)
+        done = finish(engine)
+        assert len(done) == 3 * len(filters) + 2
+        for (number, _), member in done.items():
+            if number == 9:
+                assert member.kept is None
+                continue
+            assert member.kept is not None
+            sets = np.split(member.kept.ids, np.cumsum(member.kept.counts)[:-1])
+            prompt = list(request_of(number).prompt_ids)
+            ids = torch.tensor([[*prompt, *tokens_of(member)]])
+            with torch.no_grad():
+                logits = versions.module(0)(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+            filtered = filter_logits(logits, Sampling(0.8, 8, [], **filters[number]))
+            for place, (token, kept) in enumerate(zip(tokens_of(member), sets, strict=True)):
+                if (
+                    len(filters[number]) == 1
+                ):  # vLLM takes top-p of what top-k has left, the embedded engine of all
+                    assert kept.tolist() == (filtered[place] > float("-inf")).nonzero().flatten().tolist()
+                over = torch.log_softmax(logits[place, torch.from_numpy(kept).long()] / 0.8, -1)
+                expected = float(over[kept.tolist().index(token)])
+                assert float(member.logprobs[place]) == pytest.approx(expected, abs=1e-4)
 
     @pytest.mark.parametrize("kv", ["keep", "recompute"])
     def test_each_token_is_of_the_version_that_was_in_force(

@@ -76,8 +76,6 @@ def _kept_mass(name: str, off: float) -> Callable[[RunConfig], str]:
 def _kept_sets_exist(config: RunConfig) -> str:
     sampling = config.sampling
     truncated = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    if sampling.kept_sets == "carry" and config.generator.engine == "vllm":
-        return "'carry' is not there yet for generator.engine = 'vllm'; allowed with it: 'refuse', 'ignore'"
     if sampling.kept_sets == "refuse" or truncated:
         return ""
     return (
@@ -144,7 +142,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("sampling.top_p", "sampling.kept_sets"), _kept_mass("top_p", 1.0)),
     Rule(("sampling.min_p", "sampling.kept_sets"), _kept_mass("min_p", 0.0)),
     Rule(
-        ("sampling.kept_sets", "sampling.top_k", "sampling.top_p", "sampling.min_p", "generator.engine"),
+        ("sampling.kept_sets", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
         _kept_sets_exist,
     ),
     *(_of_the_recipe(rule) for rule in ALGO_RULES),

@@ -39,6 +39,7 @@ def _build_vllm(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Infere
         sizes=Sizes(generator.max_running, generator.kv_tokens, generator.prefill_tokens),
         kv=config.push.kv,
         head_dtype=config.model.head_dtype,
+        kept_sets=config.sampling.kept_sets == "carry",
         options=generator.vllm,
         decode=tokenizer.decode,
     )

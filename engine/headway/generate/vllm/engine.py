@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.errors import WeightError
+from headway.errors import UnsupportedOption, WeightError
 from headway.generate.protocol import FinishedMember, GroupRequest
 from headway.generate.seeds import mix
 from headway.generate.servable import check_servable
 from headway.generate.stops import ends_in_stop
-from headway.types import FinishReason, Manifest, PolicyVersion, Sampling, VersionSpan
+from headway.generate.vllm.kept import SamplerTap
+from headway.types import FinishReason, KeptSets, Manifest, PolicyVersion, Sampling, VersionSpan
 from headway.weights.served import Served, published_dtype
 from headway_kernels.weight_delta import whole
 
@@ -56,6 +58,7 @@ class _Sequence:
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
 
     @property
     def name(self) -> str:
@@ -79,6 +82,7 @@ class VLLMEngine:
         manifest: of the published weights; limits: of requests.
         kv: when weights change, "keep" the cache of running sequences, or "recompute" it.
         decode: ids to text, for stop strings. clock: Unix time.
+        tap: where kept sets are read; None: they come with vLLM's outputs, or are not asked for.
     """
 
     def __init__(
@@ -91,8 +95,10 @@ class VLLMEngine:
         kv: str,
         decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.time,
+        tap: SamplerTap | None = None,
     ) -> None:
         self._vllm, self._llm = vllm, llm
+        self._tap = tap
         self._manifest, self._limits = manifest, limits
         self._kv = kv
         self._decode = decode
@@ -274,6 +280,8 @@ class VLLMEngine:
         assert self._version is not None
         if tokens:
             sequence.add(tokens, logprobs, self._version)
+            if sequence.request.sampling.keep_sets:
+                sequence.kept += self._kept_sets(sequence, completion, len(tokens))
             self._num_sampled += len(tokens)
         reason = ENDS.get(completion.finish_reason, FinishReason.ERROR)
         if not all(math.isfinite(value) for value in logprobs):
@@ -283,6 +291,19 @@ class VLLMEngine:
         if reason is not None and completion.finish_reason is None:
             self._llm.abort_request([sequence.name])  # vLLM would go on
         return reason
+
+    def _kept_sets(self, sequence: _Sequence, completion: Any, num_tokens: int) -> list[NDArray[np.int32]]:
+        mask = getattr(completion, "sampling_mask", None)
+        if mask is not None:
+            sets = [np.sort(np.asarray(ids, np.int32)) for ids in mask.token_ids]
+        else:
+            sets = [] if self._tap is None else [self._tap.kept(sequence.name)]
+        if len(sets) != num_tokens:
+            raise UnsupportedOption(
+                f"sampling.kept_sets = 'carry': vllm {self._vllm.__version__} gave {len(sets)} kept sets for "
+                f"{num_tokens} tokens of request {sequence.name}"
+            )
+        return sets
 
     def _says_stop(self, sequence: _Sequence) -> bool:
         sampling: Sampling = sequence.request.sampling
@@ -308,4 +329,5 @@ class VLLMEngine:
             finish_reason=reason,
             started_s=sequence.started_s,
             finished_s=now,
+            kept=KeptSets.of(sequence.kept) if sequence.kept else None,
         )

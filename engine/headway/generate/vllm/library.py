@@ -29,6 +29,7 @@ OWNED: dict[str, str] = {
     "model": "model.path",
     "tokenizer": "model.path",
     "skip_tokenizer_init": "the learner tokenises",
+    "return_sampling_mask": "sampling.kept_sets",
     "logprobs_mode": "the ratio needs the log-probs of what was sampled from",
     "max_num_seqs": "generator.max_running",
     "max_num_batched_tokens": "generator.prefill_tokens",

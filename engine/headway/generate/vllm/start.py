@@ -13,6 +13,7 @@ import torch
 from headway.errors import ModelError, UnsupportedOption
 from headway.generate.slots import MAX_POOL_BYTES
 from headway.generate.vllm.engine import Limits, VLLMEngine
+from headway.generate.vllm.kept import SamplerTap, returns_masks
 from headway.generate.vllm.library import (
     check_arguments,
     check_head,
@@ -51,6 +52,7 @@ def open_vllm(
     sizes: Sizes,
     kv: str,
     head_dtype: str = "float32",
+    kept_sets: bool = False,
     options: Mapping[str, Any],
     decode: Callable[[Sequence[int]], str],
 ) -> VLLMEngine:
@@ -60,6 +62,7 @@ def open_vllm(
         folder: of the model, in transformers format; vLLM loads it too.
         published_dtype: of what will be pushed; vLLM computes in it unless options["dtype"] is "float32".
         kv: "keep" or "recompute"; head_dtype: of the product with the vocabulary head.
+        kept_sets: whether requests may ask what their tokens were sampled from.
         options: vLLM's own engine arguments.
 
     Raises:
@@ -72,6 +75,9 @@ def open_vllm(
     arguments = _arguments(folder, policy, published_dtype, sizes, options, on_gpu=torch.cuda.is_available())
     arguments["hf_overrides"] = head_overrides(options.get("hf_overrides"), head_dtype)
     prepared = engine_arguments(vllm, arguments)
+    masked = kept_sets and returns_masks(prepared)
+    if masked:
+        prepared = engine_arguments(vllm, {**arguments, "return_sampling_mask": True})
     try:
         llm = vllm.LLMEngine.from_engine_args(prepared)
     except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
@@ -83,7 +89,8 @@ def open_vllm(
         num_kv_tokens(llm),
         sizes.max_running,
     )
-    engine = VLLMEngine(vllm, llm, manifest=policy.manifest, limits=limits, kv=kv, decode=decode)
+    tap = SamplerTap(llm) if kept_sets and not masked else None
+    engine = VLLMEngine(vllm, llm, manifest=policy.manifest, limits=limits, kv=kv, decode=decode, tap=tap)
     engine.serve(serve(live_runner(llm), policy.manifest, policy.flat, engine))
     _log.info("vllm %s, %s, %d tokens of KV cache", vllm.__version__, arguments["dtype"], limits.pool_tokens)
     return engine
