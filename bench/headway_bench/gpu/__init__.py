@@ -10,8 +10,9 @@
     rivals          torch in three ways, Liger, cut-cross-entropy, flash-attn: those that are installed
     memory_times    weight_delta, pack_cast, segment_scan and policy_loss against the copy rate
     sanitize        compute-sanitizer over the checks on small shapes
+    loop, coin_env  with --loop, instead of the others: the whole loop, real processes, random models of two shapes
 
-Needs torch, triton and headway_kernels; none of the engine's other dependencies, which a GPU machine may lack.
-Without a GPU it says so and returns 3; `--rehearse` then goes through every section at tiny sizes on the CPU, in
+The kernels' part needs torch, triton and headway_kernels; none of the engine's other dependencies, which a GPU
+machine may lack. Without a GPU it says so and returns 3; `--rehearse` then goes through every section at tiny sizes on the CPU, in
 Triton's interpreter and on the emulated CUDA kernels, as far as they are there (`make rehearse-gpu`).
 """

@@ -31,7 +31,7 @@ class Context:
         device: the GPU, or the CPU in a rehearsal. is_small: tiny sizes, as in a rehearsal.
         deadline: time.monotonic() at which the section that runs may start no new work.
         copy_rate: bytes/s read plus written; matrix_rate: bf16 FLOP/s; 0 until section `limits` has run.
-        wrong: (op, back-end) whose check failed; their times are not taken.
+        wrong: (op, back-end) whose check failed; their times are not taken. title: of the table.
     """
 
     device: torch.device
@@ -41,6 +41,7 @@ class Context:
     copy_rate: float = 0.0
     matrix_rate: float = 0.0
     wrong: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    title: str = ""
 
     @property
     def is_cuda(self) -> bool:

@@ -1,6 +1,6 @@
 """The sections of the GPU script, in order, within a budget: see the package's docstring.
 
-    python -m headway_bench.gpu [--budget SECONDS] [--out FOLDER] [--commit TEXT] [--rehearse]
+    python -m headway_bench.gpu [--loop] [--budget SECONDS] [--out FOLDER] [--commit TEXT] [--rehearse]
 
 Exit codes: 0 every check passed; 1 a check failed or a section broke off; 2 wrong arguments; 3 no GPU; 4 a section
 hung. What the budget left out is named at the end and in the table: no silent gap.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from headway_bench.gpu import checks, head_checks, head_times, library, limits, memory_times, sanitize
+from headway_bench.gpu import checks, head_checks, head_times, library, limits, loop, memory_times, sanitize
 from headway_bench.gpu.context import Context, OutOfTime
 from headway_bench.gpu.report import Report
 
@@ -56,6 +56,7 @@ SECTIONS = (
     Section("memory times", "the ops that memory bounds, against the copy rate", 0.88, 10, memory_times.run),
     Section("memcheck", "compute-sanitizer over the checks on small shapes", 1.0, 20, sanitize.run),
 )
+LOOP = (Section("loop", "real processes: learner, generators, pushes", 1.0, 30, loop.run),)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,16 +74,23 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     device = torch.device("cpu" if options.rehearse else "cuda:0")
     folder = options.out or (None if options.rehearse else RESULTS)
-    report = Report(
-        folder, _file_name(device), describe(device), is_rehearsal=options.rehearse, commit=options.commit
+    title = ("The loop" if options.loop else "Kernels") + (
+        " on a GPU" if device.type == "cuda" else ": rehearsal"
     )
-    context = Context(device, options.rehearse, began + options.budget, report)
+    report = Report(
+        folder,
+        _file_name(device, "loop-" if options.loop else ""),
+        describe(device),
+        is_rehearsal=options.rehearse,
+        commit=options.commit,
+    )
+    context = Context(device, options.rehearse, began + options.budget, report, title=title)
     if context.is_cuda:
         torch.cuda.set_device(device)
-    left_out = run_sections(context, SECTIONS, began, options.budget)
+    left_out = run_sections(context, LOOP if options.loop else SECTIONS, began, options.budget)
     if left_out:
         report.note(f"LEFT OUT, because the budget of {options.budget:.0f} s was used: {', '.join(left_out)}")
-    report.finish(_title(context))
+    report.finish(context.title)
     failed = bool(context.wrong)
     verdict = f"{len(context.wrong)} WRONG" if failed else "every check that ran passed"
     gaps = f", {len(left_out)} left out" if left_out else ""
@@ -130,7 +138,7 @@ def _guard(context: Context, name: str, limit_s: float) -> threading.Timer:
             f"WRONG: section {name} did not end within {limit_s:.0f} s, so this run ends here: a kernel hangs, or "
             "one case takes that long. LEFT OUT: the rest of it, and all sections after it"
         )
-        context.report.finish(_title(context))
+        context.report.finish(context.title)
         os._exit(HUNG)
 
     timer = threading.Timer(limit_s, give_up)
@@ -147,19 +155,17 @@ def describe(device: torch.device) -> str:
     return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
 
 
-def _title(context: Context) -> str:
-    return "Kernels on a GPU" if context.is_cuda else "Kernels: rehearsal"
-
-
-def _file_name(device: torch.device) -> str:
+def _file_name(device: torch.device, part: str) -> str:
     name = "rehearsal"
     if device.type == "cuda":
         name = "-".join(torch.cuda.get_device_name(device).lower().split())
-    return f"gpu-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return f"gpu-{part}{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m headway_bench.gpu", description="Kernels on a GPU.")
+    parser = argparse.ArgumentParser(
+        prog="python -m headway_bench.gpu", description="Kernels on a GPU, or the loop."
+    )
     parser.add_argument(
         "--budget", type=float, default=BUDGET_S, help=f"seconds in all (default {BUDGET_S:.0f})"
     )
@@ -170,5 +176,10 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the results (default: beside the benches; none in a rehearsal)",
     )
     parser.add_argument("--commit", default="", help="what the rows name, where the tree has no git to ask")
+    parser.add_argument(
+        "--loop",
+        action="store_true",
+        help="the whole loop instead of the kernels; needs the engine, and vLLM to test it",
+    )
     parser.add_argument("--rehearse", action="store_true", help="every section at tiny sizes on the CPU")
     return parser
