@@ -13,6 +13,6 @@
     loop, coin_env  with --loop, instead of the others: the whole loop, real processes, random models of two shapes
 
 The kernels' part needs torch, triton and headway_kernels; none of the engine's other dependencies, which a GPU
-machine may lack. Without a GPU it says so and returns 3; `--rehearse` then goes through every section at tiny sizes on the CPU, in
-Triton's interpreter and on the emulated CUDA kernels, as far as they are there (`make rehearse-gpu`).
+machine may lack. Without a GPU it says so and returns 3; `--rehearse` then goes through every section at tiny sizes on
+the CPU, in Triton's interpreter and on the emulated CUDA kernels, as far as they are there (`make rehearse-gpu`).
 """
