@@ -62,7 +62,11 @@ def test_what_the_recipe_names_and_this_machine_lacks_is_said(monkeypatch: pytes
         trial(learner__attention="flash")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(HeadwayError, match=r"generator.gpus: 1: CUDA_VISIBLE_DEVICES = '3' shows 1"):
+        trial(generator__gpus=[1], generator__engine="vllm")
+    with pytest.raises(HeadwayError, match=r"generator.gpus: \[1\] has no effect: the embedded engine"):
         trial(generator__gpus=[1])
+    with pytest.raises(HeadwayError, match=r"learner.gpu: 0 has no effect with learner.device = 'cpu'"):
+        trial(learner__gpu=0)
 
 
 def test_a_builtin_models_heads_are_as_large_as_is_assumed(tiny_model: Path) -> None:

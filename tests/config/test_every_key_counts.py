@@ -16,6 +16,8 @@ BASE: dict[str, Any] = {"model": {"path": "builtin:sort"}, "env": {"name": "sort
 
 # What must be given beside a key for its other value to be possible.
 COMPANIONS: dict[str, dict[str, Any]] = {
+    "learner.gpu": {"learner.device": "cuda"},
+    "generator.gpus": {"generator.engine": "vllm"},
     "model.head_dtype": {"push.dtype": "bfloat16"},
     "learner.dtype": {"push.dtype": "bfloat16"},
     "model.reference": {"algo.kl": "k3", "algo.kl_coef": 0.1},

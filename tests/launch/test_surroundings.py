@@ -16,8 +16,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture
 def config(tiny_config: Callable[..., RunConfig]) -> RunConfig:
-    generator: dict[str, Any] = {"replicas": 3, "gpus": [1, 2, 2]}
-    return tiny_config(learner={"gpu": 0}, generator=generator)
+    generator: dict[str, Any] = {"engine": "vllm", "replicas": 3, "gpus": [1, 2, 2]}
+    return tiny_config(learner={"gpu": 0, "device": "cuda"}, generator=generator)
 
 
 def test_each_process_sees_its_own_gpu(config: RunConfig) -> None:

@@ -36,7 +36,7 @@ def test_the_recipe_is_tried_first_and_the_best_is_found(
 ) -> None:
     config = tiny_config(staleness={"max_lag": 2})
     study = Study.open(config, Limits(max_lag=8), tmp_path / "s")
-    study.run(30, 1.0, made_up.append)
+    study.run(30, made_up.append)
     trials = study.trials()
     assert trials[0].values == {
         "staleness.max_lag": 2, "generator.max_running": 64, "push.interval": 1, "generator.replicas": 1,
@@ -55,13 +55,13 @@ def test_limits_are_kept_and_reward_may_decide(
 ) -> None:
     config = tiny_config(staleness={"max_lag": 8})
     limited = Study.open(config, Limits(lag=1.0), tmp_path / "lag")
-    limited.run(25, 1.0, made_up.append)
+    limited.run(25, made_up.append)
     best = limited.best()
     assert best is not None
     assert best.values["staleness.max_lag"] <= 2
     assert any("a limit is not kept" in line for line in made_up)
     by_reward = Study.open(config, Limits(), tmp_path / "reward", by="reward")
-    by_reward.run(25, 1.0, made_up.append)
+    by_reward.run(25, made_up.append)
     best = by_reward.best()
     assert best is not None
     assert best.values["staleness.max_lag"] == 1
@@ -72,16 +72,36 @@ def test_a_study_goes_on_where_it_stopped_and_takes_no_other_recipe(
 ) -> None:
     config = tiny_config()
     first = Study.open(config, Limits(), tmp_path)
-    first.run(3, 1.0, made_up.append)
+    first.run(3, made_up.append)
     first._study.ask()  # its process is killed in the middle of a trial
     again = Study.open(config, Limits(), tmp_path)
     assert [trial.values for trial in again.trials()] == [trial.values for trial in first.trials()]
-    again.run(5, 1.0, made_up.append)
+    again.run(5, made_up.append)
     assert len(again.trials()) == 5
     with pytest.raises(ConfigError, match="a study of another recipe"):
         Study.open(tiny_config(learner={"lr": 0.5}), Limits(), tmp_path)
     with pytest.raises(ConfigError, match="a study of another recipe"):
         Study.open(config, Limits(lag=1.0), tmp_path)
+    with pytest.raises(ConfigError, match="or --seconds"):
+        Study.open(config, Limits(), tmp_path, seconds=7.0)
+
+
+def test_one_trial_at_a_time_tries_other_settings(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, made_up: list[str]
+) -> None:
+    for number in range(1, 7):
+        Study.open(tiny_config(), Limits(), tmp_path).run(number, made_up.append)
+    settings = {
+        tuple(trial.values.items()) for trial in Study.open(tiny_config(), Limits(), tmp_path).trials()
+    }
+    assert len(settings) >= 5
+    assert len(made_up) == 6, "one that is not run again is said too"
+
+
+def test_a_folder_of_something_else_is_refused(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds no study and is not empty"):
+        Study.open(tiny_config(), Limits(), tmp_path)
 
 
 def test_what_a_plan_suggests_comes_next_and_once(
@@ -91,7 +111,7 @@ def test_what_a_plan_suggests_comes_next_and_once(
     Study.open(tiny_config(), Limits(), tmp_path).suggest(suggested)
     study = Study.open(tiny_config(), Limits(), tmp_path)
     study.suggest(suggested)
-    study.run(2, 1.0, made_up.append)
+    study.run(2, made_up.append)
     assert study.trials()[1].values["staleness.max_lag"] == 8
     assert study.trials()[1].values["generator.max_running"] == 32
 
@@ -99,7 +119,7 @@ def test_what_a_plan_suggests_comes_next_and_once(
 def test_a_setting_that_contradicts_the_recipe_is_refused(tiny_config: Callable[..., RunConfig]) -> None:
     with pytest.raises(ConfigError, match=r"push\.interval"):
         with_values(tiny_config(), {"staleness.max_lag": 0, "push.interval": 2})
-    config = tiny_config(generator={"replicas": 2, "gpus": [0, 1]})
+    config = tiny_config(generator={"engine": "vllm", "replicas": 2, "gpus": [0, 1]})
     assert with_values(config, {"generator.replicas": 1}).generator.gpus == []
     assert Space.of(config, Limits(replicas=4)).choices["generator.replicas"] == [1, 2, 3, 4]
 

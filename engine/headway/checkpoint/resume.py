@@ -96,7 +96,11 @@ def resume_run(
         config, changes = _changed(base, overrides, folder)
         lines += changes
         step = chosen.marker.version.step if chosen else 0
-        if step >= config.steps and _is_closed(folder):
+        if step > config.steps:
+            raise ConfigError(
+                [("steps", f"{config.steps}: {step} updates are done; give more: --steps {2 * step}")]
+            )
+        if step == config.steps and _is_closed(folder):
             raise ConfigError([("steps", f"all {step} updates are done; give more: --steps {2 * step}")])
         attempt = _begin(folder, config, store, chosen, without)
     except BaseException:

@@ -209,4 +209,4 @@ def change(run_dir: Path, key: str, value: str, timeout_s: float) -> None:
     command = Command(command_id=0, action="set", key=key, value=value)
     error = request(folder.run_id, command, timeout_s)
     if error:
-        raise ConfigError([(key, error)])
+        raise ConfigError([(key, error.removeprefix(f"{key}: "))])

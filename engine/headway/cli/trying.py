@@ -9,6 +9,7 @@ from pathlib import Path
 from headway.cli.planning import SEARCH_STEPS, WhatIf
 from headway.cli.running import recipe
 from headway.config import RunConfig, save
+from headway.errors import HeadwayError
 from headway.planner import read_rates
 from headway.planner.search import Limits as PlanLimits
 from headway.planner.search import Search
@@ -30,10 +31,10 @@ def tuned(
 
     Raises:
         ConfigError: the recipe, the calibration or the folder cannot be used.
-        UnsupportedOption: Optuna or Plotly is missing.
+        UnsupportedOption: Optuna or Plotly is missing. HeadwayError: no trial kept the limits.
     """
     config = recipe(words)
-    study = Study.open(config, limits, folder, by)
+    study = Study.open(config, limits, folder, by, seconds)
     known = len(study.trials())
     if known:
         yield f"{folder}: {known} settings were tried before"
@@ -43,15 +44,16 @@ def tuned(
         study.suggest(planned)
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     for number in range(known + 1, num_trials + 1):
-        study.run(number, seconds, said.put)
+        study.run(number, said.put)
         while not said.empty():
             yield said.get()
     best = study.best()
     draw(study.trials(), best, config.name, folder / "tune.html")
     yield f"picture: {folder / 'tune.html'}"
     if best is None or best.outcome is None:
-        yield "no setting kept the limits: widen them, or give trials more --seconds"
-        return
+        raise HeadwayError(
+            "no setting was measured and kept the limits: widen them, or give another --out and trials more --seconds"
+        )
     save(with_values(config, best.values), folder / "recipe.toml")
     yield f"best: trial {best.number}, {best.outcome.tokens_per_s:,.0f} tokens/s, mean lag {best.outcome.lag_mean:.2f}"
     for key, value in best.values.items():

@@ -87,6 +87,8 @@ def calibrate(
     from headway.config import threads
     from headway.generator.setup import set_threads
 
+    if not out.parent.is_dir():
+        raise ConfigError([("--out", f"{out.parent} is not a folder; make it first")])
     config = running.recipe(words or [])
     set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
     calibrating.calibrate(config, out, seconds)

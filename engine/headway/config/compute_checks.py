@@ -64,7 +64,23 @@ def _each_replica_has_a_gpu(config: RunConfig) -> str:
     return f"{negative[0]}: GPUs are counted from 0" if negative else ""
 
 
+def _gpu_is_used(config: RunConfig) -> str:
+    learner = config.learner
+    if learner.gpu < 0 or learner.device == "cuda":
+        return ""
+    return f"{learner.gpu} has no effect with learner.device = {learner.device!r}; nearest: -1, or device = 'cuda'"
+
+
+def _gpus_are_used(config: RunConfig) -> str:
+    generator = config.generator
+    if not generator.gpus or generator.engine == "vllm":
+        return ""
+    return f"{generator.gpus} has no effect: the embedded engine computes on the CPU; nearest: [], or engine = 'vllm'"
+
+
 COMPUTE_RULES = (
+    Rule(("learner.gpu", "learner.device"), _gpu_is_used),
+    Rule(("generator.gpus", "generator.engine"), _gpus_are_used),
     Rule(("generator.gpus", "generator.replicas"), _each_replica_has_a_gpu),
     Rule(("model.head_dtype", "push.dtype"), _head_is_published_so),
     Rule(("learner.dtype", "push.dtype"), _layers_are_published_so),

@@ -136,6 +136,12 @@ def numerics(config: RunConfig, attention: str) -> str:
     """
     learner = config.learner
     sampler = "processed_logprobs" if config.generator.engine == "vllm" else "full softmax"
+    if config.sampling.kept_sets != "refuse":
+        sampler = (
+            "over kept sets"
+            if config.sampling.kept_sets == "carry"
+            else "over kept sets, trained over all ids,"
+        )
     return (
         f"learner: {learner.dtype} on {learner.device}, attention {attention!r}; generators: "
         f"{config.generator.engine}, {generator_dtype(config)}, log-probs {sampler} at temperature "

@@ -7,13 +7,35 @@ from pathlib import Path
 
 from headway.config import RunConfig
 from headway.telemetry import printable
-from headway.types import LearnerStatus
+from headway.types import LearnerStatus, StepRecord
 
 _HELD_UP = 0.15  # idle share below which a side does not wait for the other
 
 
-def closing_lines(status: LearnerStatus, config: RunConfig, folder: Path) -> list[str]:
-    """What a user reads when the run is over."""
+class Bounds:
+    """The values that staleness.max_lag had while one looked on."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._seen = [config.staleness.max_lag]
+
+    def step(self, record: StepRecord) -> None:
+        """Look for changes."""
+        self._seen += [int(each.value) for each in record.changes if each.key == "staleness.max_lag"]
+
+    @property
+    def now(self) -> int:
+        """In force."""
+        return self._seen[-1]
+
+    def __str__(self) -> str:
+        least, most = min(self._seen), max(self._seen)
+        return f"bound {least}" if least == most else f"bound {least} to {most}, changed on the way"
+
+
+def closing_lines(
+    status: LearnerStatus, config: RunConfig, folder: Path, bounds: Bounds | None = None
+) -> list[str]:
+    """What a user reads when the run is over. bounds: None: the recipe's, unchanged."""
     lines = [f"{status.status} after {status.step} of {config.steps} updates{_pace(status)}"]
     if status.cause:
         lines += [
@@ -22,7 +44,7 @@ def closing_lines(status: LearnerStatus, config: RunConfig, folder: Path) -> lis
         ]
     lag = lag_words(status.lag_histogram)
     if any(status.lag_histogram):
-        lag += f" (largest {status.max_lag_seen}, bound {config.staleness.max_lag})"
+        lag += f" (largest {status.max_lag_seen}, {bounds or Bounds(config)})"
     lines += [
         f"lag of trained tokens: {lag}",
         "tickets: " + balance(status.tickets, "issued"),

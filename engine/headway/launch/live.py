@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.config import RunConfig
-from headway.launch.closing import balance, closing_lines, lag_words
+from headway.launch.closing import Bounds, balance, closing_lines, lag_words
 from headway.telemetry import printable
 from headway.types import LearnerStatus, StepRecord, TimeSplit
 
@@ -29,6 +29,7 @@ class LiveView:
     def __init__(self, config: RunConfig, folder: Path, console: Console | None = None) -> None:
         self._config = config
         self._folder = folder
+        self._bounds = Bounds(config)
         self._rewards: deque[float] = deque(maxlen=_WIDTH)
         self._console = console or Console()
         self._live = Live(Text("starting ..."), console=self._console, refresh_per_second=4, transient=False)
@@ -36,6 +37,7 @@ class LiveView:
 
     def step(self, record: StepRecord) -> None:
         """Redraws."""
+        self._bounds.step(record)
         self._rewards.append(record.reward)
         self._live.update(self._panel(record))
 
@@ -46,7 +48,7 @@ class LiveView:
     def finish(self, status: LearnerStatus) -> None:
         """Leaves the last panel standing and prints how the run ended below it."""
         self._live.stop()
-        for line in closing_lines(status, self._config, self._folder):
+        for line in closing_lines(status, self._config, self._folder, self._bounds):
             self._console.print(Text(line))
 
     def _panel(self, record: StepRecord) -> RenderableType:
@@ -64,7 +66,7 @@ class LiveView:
         return [
             ("reward", f"{record.reward:.3f}  {sparkline(self._rewards)}"),
             ("lag", f"mean {record.lag_mean:.2f}  ({lag_words(record.lag_histogram)})  bound "
-                    f"{self._config.staleness.max_lag}  ess {record.ess:.2f}"),
+                    f"{self._bounds.now}  ess {record.ess:.2f}"),
             ("queue", (f"{record.in_flight} in flight, {record.buffered} buffered, waited "
             f"{record.queue_s:.2f} s")),
             ("tokens/s", f"trained {record.tokens_per_s:,.0f}, generated {record.generated_per_s:,.0f}"),

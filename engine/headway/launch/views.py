@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from headway.config import RunConfig
-from headway.launch.closing import closing_lines
+from headway.launch.closing import Bounds, closing_lines
 from headway.telemetry import printable
 from headway.types import LearnerStatus, StepRecord
 
@@ -21,9 +21,11 @@ class PlainView:
         self._config = config
         self._folder = folder
         self._out = out
+        self._bounds = Bounds(config)
 
     def step(self, record: StepRecord) -> None:
         """Prints the step."""
+        self._bounds.step(record)
         self._print(step_line(record, self._config))
 
     def note(self, text: str) -> None:
@@ -32,7 +34,7 @@ class PlainView:
 
     def finish(self, status: LearnerStatus) -> None:
         """Prints how the run ended."""
-        for line in closing_lines(status, self._config, self._folder):
+        for line in closing_lines(status, self._config, self._folder, self._bounds):
             self._print(line)
 
     def _print(self, line: str) -> None:

@@ -20,6 +20,7 @@ from headway.tune.outcome import Outcome, measure
 from headway.tune.space import Limits, Space, with_values
 
 By = Literal["tokens", "reward"]
+_NUM_RANDOM = 4  # settings before the sampler looks at outcomes
 
 
 @dataclass(frozen=True)
@@ -42,46 +43,70 @@ class Study:
     """Trials of a recipe, in a folder. Open it with `Study.open`."""
 
     def __init__(
-        self, config: RunConfig, space: Space, limits: Limits, folder: Path, by: By, study: Any
+        self,
+        config: RunConfig,
+        space: Space,
+        limits: Limits,
+        folder: Path,
+        by: By,
+        seconds: float,
+        study: Any,
     ) -> None:
         self.config = config
+        self._seconds = seconds
         self._space, self._limits, self._folder, self._by = space, limits, folder, by
         self._study = study
 
     @classmethod
-    def open(cls, config: RunConfig, limits: Limits, folder: Path, by: By = "tokens") -> Study:
+    def open(
+        cls, config: RunConfig, limits: Limits, folder: Path, by: By = "tokens", seconds: float = 30.0
+    ) -> Study:
         """A new study, or the one that the folder holds.
 
         Args:
             by: what is best: "tokens" trained per second, or the "reward" after the same time.
+            seconds: of each run after its first ticket.
 
         Raises:
             UnsupportedOption: Optuna is not installed.
-            ConfigError: the folder holds a study of another recipe, limits or measure.
+            ConfigError: the folder holds something else, or a study of another recipe, limits, measure or length.
         """
         optuna = _optuna()
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "study.db").exists():
+            raise ConfigError([("--out", f"{folder} holds no study and is not empty; give another folder")])
         folder.mkdir(parents=True, exist_ok=True)
         space = Space.of(config, limits)
         study = optuna.create_study(
             storage=f"sqlite:///{folder.absolute() / 'study.db'}",
             study_name="headway",
             direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=4),
             load_if_exists=True,
         )
+        # A study that goes on must not draw what it drew first again.
+        study.sampler = optuna.samplers.TPESampler(
+            seed=config.seed + len(study.trials), n_startup_trials=_NUM_RANDOM
+        )
         about = msgspec.json.encode(
-            {"recipe": config.model_dump(exclude={"run_dir"}), "limits": limits, "by": by}, enc_hook=repr
+            {
+                "recipe": config.model_dump(exclude={"run_dir"}),
+                "limits": limits,
+                "by": by,
+                "seconds": seconds,
+            },
+            enc_hook=repr,
         ).decode()
         held = study.user_attrs.get("about")
         if held is None:
             study.set_user_attr("about", about)
             study.enqueue_trial(space.own(config))
         elif held != about:
-            fault = f"{folder} holds a study of another recipe, limits or --by; give another folder"
+            fault = (
+                f"{folder} holds a study of another recipe, limits, --by or --seconds; give another folder"
+            )
             raise ConfigError([("--out", fault)])
         for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # its process was killed
-        return cls(config, space, limits, folder, by, study)
+        return cls(config, space, limits, folder, by, seconds, study)
 
     def suggest(self, values: Mapping[str, int]) -> None:
         """Try these values, or the choices nearest to them, before others; once."""
@@ -91,11 +116,11 @@ class Study:
             if wanted != self._space.own(self.config):
                 self._study.enqueue_trial(wanted)
 
-    def run(self, num_trials: int, seconds: float, say: Callable[[str], None]) -> None:
+    def run(self, num_trials: int, say: Callable[[str], None]) -> None:
         """Try settings until so many were tried, those of earlier times included.
 
         Args:
-            seconds: of each run after its first ticket; say: told of each trial.
+            say: told of each trial.
         """
         while len(self.trials()) < num_trials:
             trial = self._study.ask()
@@ -107,9 +132,10 @@ class Study:
             )
             if same is not None and same.outcome is not None:
                 self._told(trial, same.outcome)  # a run of it again would say the same
+                say(f"trial {trial.number}: the same as trial {same.number}, which is not run again")
                 continue
             try:
-                self._told(trial, self._measure(trial.number, values, seconds))
+                self._told(trial, self._measure(trial.number, values))
             except HeadwayError as error:
                 trial.set_user_attr("fault", str(error)[:500])
                 self._study.tell(trial, state=_optuna().trial.TrialState.FAIL)
@@ -132,14 +158,14 @@ class Study:
         kept = [trial for trial in self.trials() if trial.score >= 0.0]
         return max(kept, key=lambda trial: trial.score, default=None)
 
-    def _measure(self, number: int, values: dict[str, int], seconds: float) -> Outcome:
+    def _measure(self, number: int, values: dict[str, int]) -> Outcome:
         run_dir = self._folder / "trials" / f"{number:03d}"
         shutil.rmtree(run_dir, ignore_errors=True)  # left by a study that was killed
         config = with_values(self.config, values)
         checkpoint = config.checkpoint.model_copy(update={"interval": 0})
         return measure(
             config.model_copy(update={"run_dir": str(run_dir), "save": False, "checkpoint": checkpoint}),
-            seconds,
+            self._seconds,
         )
 
     def _told(self, trial: Any, outcome: Outcome) -> None:
