@@ -102,7 +102,7 @@ def compare(rows: Sequence[Row], baseline: Sequence[Row], tolerance: float = TOL
     Raises:
         UnsupportedOption: of other hardware, of a unit without a direction, or with nothing in common.
     """
-    ours, theirs = ({_key(row): row for row in each} for each in (rows, baseline))
+    ours, theirs = _by_key(rows), _by_key(baseline)
     for row in baseline:
         if (mine := this_hardware()) != row.hardware:
             raise UnsupportedOption(f"the baseline is of {_named(row.hardware)}, this is {_named(mine)}")
@@ -129,6 +129,13 @@ def _change(row: Row, before: Row) -> Change:
     worse = (row.p50 - before.p50) / abs(before.p50)
     noise = math.hypot(row.p80 - row.p20, before.p80 - before.p20) / 2.0 / abs(before.p50)
     return Change(row, before, worse if less_is_better(row.unit) else -worse, noise)
+
+
+def _by_key(rows: Sequence[Row]) -> dict[tuple[str, str, str, bytes], Row]:
+    found = {_key(row): row for row in rows}
+    if len(found) < len(rows):
+        raise UnsupportedOption(f"{len(rows)} rows hold {len(found)} cases: one would hide another")
+    return found
 
 
 def _key(row: Row) -> tuple[str, str, str, bytes]:

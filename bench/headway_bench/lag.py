@@ -37,7 +37,7 @@ from rich.table import Table
 from headway.buffer import Group
 from headway.config import RunConfig
 from headway.config.schema import AlgoConfig
-from headway.errors import DeadlineExceeded
+from headway.errors import DeadlineExceeded, RunFailed
 from headway.serial import SerialRun
 from headway.trainer import Trainer, prepare, score_row
 from headway_bench.harness import exit_status, make_row, quantiles, wide_console, write_rows
@@ -158,12 +158,15 @@ def measure(key: Key) -> Cell:
         finally:
             run.close()
     rewards = [record.reward for record in records]
+    lag_mean = statistics.fmean(record.lag_mean for record in records[lag:])
+    if abs(lag_mean - lag) > 1e-9:
+        raise RunFailed(f"{objective}, seed {key.seed}: mean lag {lag_mean:.3f} instead of {lag}")
     return Cell(
         **key._asdict(),
         rewards=rewards,
         seconds=seconds,
         ess=statistics.fmean(record.ess for record in records),
-        lag_mean=statistics.fmean(record.lag_mean for record in records[lag:]),
+        lag_mean=lag_mean,
         reward=reward_at(rewards, lag, key.steps),
     )
 
@@ -222,7 +225,7 @@ class Judged:
 
 def judge(cells: Sequence[Cell]) -> list[Judged]:
     """By objective and lag, in that order; shares of the seeds that have a run at lag 0."""
-    base = {(cell.objective, cell.seed): cell.reward for cell in cells if cell.lag == 0}
+    base = {(cell.objective, cell.seed): cell.reward for cell in cells if cell.lag == 0 and cell.reward > 0}
     found: list[Judged] = []
     for objective, lag in sorted({(cell.objective, cell.lag) for cell in cells}):
         mine = sorted((c for c in cells if (c.objective, c.lag) == (objective, lag)), key=lambda c: c.seed)
@@ -384,6 +387,8 @@ def run_bench(options: Options) -> bool:
         ]
         write_rows(rows, options.out)
     aims = [(each, AIMS[each.lag]) for each in judged if each.objective == DEFAULT and each.lag in AIMS]
+    if not aims:
+        console.print("no aim was judged: they are of cispo at lag 4 and 8", highlight=False)
     return all(quantiles(each.shares).p50 >= aim for each, aim in aims)
 
 

@@ -65,7 +65,10 @@ BENCHES: dict[str, Bench] = {
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a bench with its own command-line arguments; returns its exit code, 1 also where a row regressed.
+    """Run a bench with its own command-line arguments.
+
+    Returns:
+        Its exit code; 1 also where a row regressed or is missing.
 
     Every bench takes --compare FILE (or "baseline"), --tolerance SHARE and --keep-baseline besides.
 
@@ -98,8 +101,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
         ):
             if cases:
                 console.print(f"{what}: {', '.join(cases)}", highlight=False)
-        regressed = bool(comparison.regressed)
-    if ours.keep_baseline:
+        regressed = bool(comparison.regressed or comparison.missing)
+    if ours.keep_baseline and regressed:
+        print("the baseline is kept as it was: a row regressed, or is missing")
+    elif ours.keep_baseline:
         print(f"baseline: {keep_baseline(name, rows)}")
     return max(status, int(regressed))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.report.conftest import record
 
@@ -84,6 +85,47 @@ def test_a_study_goes_on_where_it_stopped_and_takes_no_other_recipe(
         Study.open(config, Limits(lag=1.0), tmp_path)
     with pytest.raises(ConfigError, match="or --seconds"):
         Study.open(config, Limits(), tmp_path, seconds=7.0)
+
+
+def test_a_setting_that_was_to_be_tried_first_is_tried_after_a_kill(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, made_up: list[str]
+) -> None:
+    config = tiny_config()
+    killed = Study.open(config, Limits(), tmp_path)
+    killed.suggest({"staleness.max_lag": 8})
+    killed._study.ask()  # the recipe's own; its process is killed
+    again = Study.open(config, Limits(), tmp_path)
+    again.run(2, made_up.append)
+    tried = [trial.values["staleness.max_lag"] for trial in again.trials()]
+    assert sorted(tried) == sorted([config.staleness.max_lag, 8])
+
+
+def test_negative_rewards_have_a_best(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, made_up: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_debt(config: RunConfig, seconds: float) -> Outcome:
+        return msgspec.structs.replace(outcome_of(config, seconds), reward=-float(config.staleness.max_lag))
+
+    monkeypatch.setattr(study_module, "measure", in_debt)
+    study = Study.open(tiny_config(), Limits(), tmp_path, by="reward")
+    study.run(8, made_up.append)
+    best = study.best()
+    assert best is not None
+    assert best.values["staleness.max_lag"] == min(t.values["staleness.max_lag"] for t in study.trials())
+
+
+@pytest.mark.parametrize("name", ["q?x=1", "p%41"])
+def test_a_folder_that_sqlite_would_take_for_something_else_is_refused(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError, match="has no"):
+        Study.open(tiny_config(), Limits(), tmp_path / name)
+
+
+def test_a_damaged_study_is_refused(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"x" * 5000)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Study.open(tiny_config(), Limits(), tmp_path)
 
 
 def test_one_trial_at_a_time_tries_other_settings(

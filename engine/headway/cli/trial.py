@@ -65,9 +65,10 @@ def try_compute(config: RunConfig) -> str:
     require_sinks(config.telemetry.sinks)
     check_gpus(config)
     if config.generator.engine == "vllm":
-        from headway.generate.vllm.library import load_vllm
+        from headway.generate.vllm.library import check_arguments, engine_arguments, load_vllm
 
-        load_vllm()
+        check_arguments(config.generator.vllm)
+        engine_arguments(load_vllm(), config.generator.vllm)
     compute = compute_of(config)
     place = Place(compute.place, DTYPES[compute.dtype], _head_dim(config.model.path))
     return derived.numerics(config, choose_attention(compute.attention, place).name)
@@ -81,4 +82,7 @@ def _head_dim(path: str) -> int:
     from headway.model import resolve_model
     from headway.model.policy import head_dim_of
 
-    return head_dim_of(AutoConfig.from_pretrained(str(resolve_model(path))))
+    try:
+        return head_dim_of(AutoConfig.from_pretrained(str(resolve_model(path))))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.path: the configuration in {path} cannot be read: {error}") from error

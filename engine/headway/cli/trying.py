@@ -14,6 +14,7 @@ from headway.planner import read_rates
 from headway.planner.search import Limits as PlanLimits
 from headway.planner.search import Search
 from headway.tune import Limits, Study, draw
+from headway.tune.picture import require_plotly
 from headway.tune.space import with_values
 from headway.tune.study import By
 
@@ -33,6 +34,7 @@ def tuned(
         ConfigError: the recipe, the calibration or the folder cannot be used.
         UnsupportedOption: Optuna or Plotly is missing. HeadwayError: no trial kept the limits.
     """
+    require_plotly()
     config = recipe(words)
     study = Study.open(config, limits, folder, by, seconds)
     known = len(study.trials())

@@ -11,6 +11,7 @@ from headway.generate.batch import DecodeBatch
 from headway.generate.plan import Ints
 from headway.types import Sampling
 
+_UNREADABLE = "\ufffd"  # what decoders put where bytes are no character
 _MARGIN = 8  # characters: what decoding a suffix may get wrong at its beginning
 
 
@@ -19,7 +20,9 @@ def ends_in_stop(
 ) -> bool:
     """Whether one of `strings` is in the text of `tokens`, if none was before the last token.
 
-    Only as much of the end is decoded as can hold one: the cost of a token does not grow with the sequence.
+    Only as much of the end is decoded as can hold one, so that the cost of a token does not grow with the sequence.
+    What is found there, or is cut inside a character, is looked at once more in the whole text: decoders of byte
+    tokens read a run of them as a whole, and give up all of it where one is wrong.
 
     Args:
         decode: ids to text; tokens: of the completion so far; strings: not empty.
@@ -28,9 +31,11 @@ def ends_in_stop(
     num_tokens = needed
     while True:
         text = decode([int(token) for token in tokens[-num_tokens:]])
-        if len(text) >= needed or num_tokens >= len(tokens):
-            return any(string in text for string in strings)
-        num_tokens *= 2  # tokens without a text of their own, or of less than a character
+        is_whole = num_tokens >= len(tokens)
+        found = any(string in text for string in strings)
+        if is_whole or (len(text) >= needed and not found and _UNREADABLE not in text):
+            return found
+        num_tokens = len(tokens) if found or _UNREADABLE in text else 2 * num_tokens
 
 
 class StopTable:

@@ -101,16 +101,16 @@ class _File:
                 self.lives.append((_HEADER.decode(line), []))
             elif self.lives:
                 self.lives[-1][1].append(_SLICE.decode(line))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return
 
 
 def _seconds(unix_s: float, rows: list[_Slice]) -> NDArray[np.float64]:
-    slices = np.array([row[:6] for row in rows], np.float64) / 1e9
+    slices = np.array([[float(value) for value in row[:6]] for row in rows], np.float64) / 1e9
     slices[:, :2] += unix_s
     return slices
 
 
 def _number(name: str) -> int:
     digits = name.rpartition(" ")[2]
-    return int(digits) if digits.isdecimal() else 0
+    return int(digits) if digits.isdecimal() and len(digits) < 10 else 0

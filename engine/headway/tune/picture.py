@@ -11,18 +11,27 @@ from headway.errors import UnsupportedOption
 from headway.tune.study import Trial, describe
 
 
+def require_plotly() -> Any:
+    """Plotly's graph objects.
+
+    Raises:
+        UnsupportedOption: it is not installed.
+    """
+    try:
+        return importlib.import_module("plotly.graph_objects")
+    except ImportError:
+        raise UnsupportedOption(
+            "the picture needs plotly, which is not installed: pip install 'headway[tune]'"
+        ) from None
+
+
 def draw(trials: Sequence[Trial], best: Trial | None, title: str, target: Path) -> None:
     """Write the page.
 
     Raises:
         UnsupportedOption: Plotly is not installed.
     """
-    try:
-        graphs: Any = importlib.import_module("plotly.graph_objects")
-    except ImportError:
-        raise UnsupportedOption(
-            "the picture needs plotly, which is not installed: pip install 'headway[report]'"
-        ) from None
+    graphs = require_plotly()
     shown = [(trial, trial.outcome) for trial in trials if trial.outcome is not None]
     marks = ["star" if best is not None and trial.number == best.number else "circle" for trial, _ in shown]
     figure = graphs.Figure(
@@ -43,7 +52,7 @@ def draw(trials: Sequence[Trial], best: Trial | None, title: str, target: Path) 
                 "colorbar": {"title": {"text": "reward"}},
                 "line": {
                     "width": 1.5,
-                    "color": ["#d62828" if trial.score < 0.0 else "#1d2433" for trial, _ in shown],
+                    "color": ["#d62828" if not trial.kept else "#1d2433" for trial, _ in shown],
                 },
             },
         )

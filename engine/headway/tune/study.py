@@ -20,6 +20,7 @@ from headway.tune.outcome import Outcome, measure
 from headway.tune.space import Limits, Space, with_values
 
 By = Literal["tokens", "reward"]
+_BEYOND = -1e9  # the score of a setting beyond a limit, less what it is beyond it: below that of any other
 _NUM_RANDOM = 4  # settings before the sampler looks at outcomes
 
 
@@ -28,8 +29,7 @@ class Trial:
     """One setting that was tried.
 
     Attributes:
-        values: by key; outcome: None where it failed, with the fault. score: higher is better; below 0: a limit is
-            not kept.
+        values: by key; outcome: None where it failed, with the fault. score: higher is better.
     """
 
     number: int
@@ -37,6 +37,11 @@ class Trial:
     outcome: Outcome | None
     score: float
     fault: str
+
+    @property
+    def kept(self) -> bool:
+        """Whether it was measured and keeps the limits."""
+        return self.score > _BEYOND / 2
 
 
 class Study:
@@ -74,10 +79,14 @@ class Study:
         optuna = _optuna()
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "study.db").exists():
             raise ConfigError([("--out", f"{folder} holds no study and is not empty; give another folder")])
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError([("--out", f"{folder}: {error.strerror}")]) from None
         space = Space.of(config, limits)
-        study = optuna.create_study(
-            storage=f"sqlite:///{folder.absolute() / 'study.db'}",
+        study = _open_study(
+            optuna,
+            storage=_url(folder),
             study_name="headway",
             direction="maximize",
             load_if_exists=True,
@@ -106,6 +115,10 @@ class Study:
             raise ConfigError([("--out", fault)])
         for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # its process was killed
+            if (
+                "fixed_params" in trial.system_attrs
+            ):  # the recipe's own setting, or the plan's: still to be tried
+                study.enqueue_trial(trial.system_attrs["fixed_params"])
         return cls(config, space, limits, folder, by, seconds, study)
 
     def suggest(self, values: Mapping[str, int]) -> None:
@@ -155,7 +168,7 @@ class Study:
 
     def best(self) -> Trial | None:
         """The best that keeps the limits; None: no trial did."""
-        kept = [trial for trial in self.trials() if trial.score >= 0.0]
+        kept = [trial for trial in self.trials() if trial.kept]
         return max(kept, key=lambda trial: trial.score, default=None)
 
     def _measure(self, number: int, values: dict[str, int]) -> Outcome:
@@ -174,8 +187,8 @@ class Study:
 
     def _score(self, outcome: Outcome) -> float:
         if self._limits.lag is not None and outcome.lag_mean > self._limits.lag:
-            return self._limits.lag - outcome.lag_mean
-        return outcome.tokens_per_s if self._by == "tokens" else max(0.0, outcome.reward)
+            return _BEYOND + self._limits.lag - outcome.lag_mean
+        return outcome.tokens_per_s if self._by == "tokens" else outcome.reward
 
 
 def describe(trial: Trial) -> str:
@@ -187,8 +200,22 @@ def describe(trial: Trial) -> str:
     return (
         f"trial {trial.number}: {settings}: {found.tokens_per_s:,.0f} tokens/s, mean lag {found.lag_mean:.2f}, reward "
         f"{found.reward:.3f}, idle: learner {found.learner_idle:.0%}, generators {found.generator_idle:.0%}"
-        + (" (a limit is not kept)" if trial.score < 0.0 else "")
+        + (" (a limit is not kept)" if not trial.kept else "")
     )
+
+
+def _url(folder: Path) -> str:
+    path = str(folder.absolute() / "study.db")
+    if any(sign in path for sign in "?%#"):
+        raise ConfigError([("--out", f"{folder}: a study's folder has no '?', '%' or '#' in its path")])
+    return f"sqlite:///{path}"
+
+
+def _open_study(optuna: Any, **options: Any) -> Any:
+    try:
+        return optuna.create_study(**options)
+    except importlib.import_module("sqlalchemy.exc").SQLAlchemyError as error:
+        raise ConfigError([("--out", f"study.db cannot be read: {str(error).splitlines()[0]}")]) from None
 
 
 def _optuna() -> Any:
