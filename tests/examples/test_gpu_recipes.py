@@ -78,12 +78,12 @@ def test_a_dry_run_finds_everything_but_the_gpu(recipe: str, model: Path, proble
         done = dry_run(recipe, *given)
         assert done.returncode == 2
         assert "generator.engine = 'vllm' needs the package vllm" in done.stderr
-        given += ["--generator.engine=torch", "--generator.vllm={}"]
+        given += ["--generator.engine=torch", "--generator.vllm={}", "--generator.gpus=[]"]
     done = dry_run(recipe, *given)
     assert done.returncode == 2
     assert "learner.device = 'cuda'" in done.stderr
     assert "allowed here: 'cpu'" in done.stderr
-    done = dry_run(recipe, *given, "--learner.device=cpu")
+    done = dry_run(recipe, *given, "--learner.device=cpu", "--learner.gpu=-1")
     assert done.returncode == 0, done.stderr
     assert "environment: table, 5 prompts" in done.stdout
     assert "learner: bfloat16 on cpu, attention 'sdpa'" in done.stdout

@@ -65,10 +65,10 @@ def try_compute(config: RunConfig) -> str:
     require_sinks(config.telemetry.sinks)
     check_gpus(config)
     if config.generator.engine == "vllm":
-        from headway.generate.vllm.library import check_arguments, engine_arguments, load_vllm
+        from headway.generate.vllm.library import check_arguments, check_known, load_vllm
 
         check_arguments(config.generator.vllm)
-        engine_arguments(load_vllm(), config.generator.vllm)
+        check_known(load_vllm(), config.generator.vllm)
     compute = compute_of(config)
     place = Place(compute.place, DTYPES[compute.dtype], _head_dim(config.model.path))
     return derived.numerics(config, choose_attention(compute.attention, place).name)

@@ -94,11 +94,11 @@ def _range() -> str:
     return f"{OLDEST[0]}.{OLDEST[1]} <= version < {BEYOND[0]}.{BEYOND[1]}"
 
 
-def engine_arguments(vllm: ModuleType, arguments: Mapping[str, Any]) -> Any:
-    """vLLM's EngineArgs.
+def check_known(vllm: ModuleType, arguments: Mapping[str, Any]) -> None:
+    """Refuse engine arguments that this version does not know.
 
     Raises:
-        UnsupportedOption: it knows no such argument, or refuses a value.
+        UnsupportedOption: names the argument, and the nearest.
     """
     known = {field.name for field in dataclasses.fields(vllm.EngineArgs)}
     for name in arguments:
@@ -108,6 +108,15 @@ def engine_arguments(vllm: ModuleType, arguments: Mapping[str, Any]) -> Any:
                 f"generator.vllm.{name}: vllm {vllm.__version__} has no such engine argument"
                 f"{f'; did you mean {near[0]}?' if near else ''}"
             )
+
+
+def engine_arguments(vllm: ModuleType, arguments: Mapping[str, Any]) -> Any:
+    """vLLM's EngineArgs.
+
+    Raises:
+        UnsupportedOption: it knows no such argument, or refuses a value.
+    """
+    check_known(vllm, arguments)
     try:
         return vllm.EngineArgs(**arguments)
     except (TypeError, ValueError) as error:
