@@ -39,6 +39,7 @@ from headway.trainer import FlatState
 from headway.types import StepRecord
 
 Lock = contextlib.AbstractContextManager[object]
+ROWS_KEPT_S = 30.0  # as long as a learner may outlive its supervisor, which writes the metrics
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,17 @@ class Checkpoints:
         self._lock = lock
         self._stop_within_s = config.checkpoint.stop_within_s
         self._staging: FlatState | None = None
-        self._rows: list[StepRecord] = []
+        self._rows: list[tuple[float, StepRecord]] = []  # with the monotonic time of each
         self._num_rows = 0  # of those, in the checkpoint that is being written
         self._store = CheckpointStore(folder.checkpoints(config), config.checkpoint.keep)
         self._saver = Saver(self._store, config.checkpoint.interval, self._capture, note, self._saved)
 
     def row(self, record: StepRecord) -> None:
-        """A step's row: the next checkpoint has it, should its way into the metrics be cut off."""
-        self._rows.append(record)
+        """A step's row: the checkpoints of the next ROWS_KEPT_S have it, should its way into the metrics be cut off.
+
+        Who writes the metrics may have died, and this process goes on, and saves, until it has noticed.
+        """
+        self._rows.append((time.monotonic(), record))
 
     def maybe_save(self, step: int) -> None:
         """See Saver.maybe_save."""
@@ -122,7 +126,7 @@ class Checkpoints:
             position = "" if journal is None else str(journal.end)
             copy = _DeskCopy(gate.state(), self._desk.state(), self._desk.buffer.held())
             cursor = CursorPiece(self._parts.prompts.state(), ledger.frontier, ledger.ended_beyond_frontier())
-        rows = list(self._rows)
+        rows = [record for _, record in self._rows]
         self._num_rows = len(rows)
         progress = Progress(
             version=version,
@@ -148,7 +152,8 @@ class Checkpoints:
 
     def _saved(self, checkpoint: Checkpoint) -> None:
         """The journal before the oldest checkpoint that is kept may go."""
-        del self._rows[: self._num_rows]
+        horizon = time.monotonic() - ROWS_KEPT_S
+        del self._rows[: sum(at < horizon for at, _ in self._rows[: self._num_rows])]
         oldest = self._store.oldest()
         if oldest is not None and oldest.marker.journal:
             self._chronicle.needed = Position.parse(oldest.marker.journal)
