@@ -64,6 +64,7 @@ OTHER: dict[str, Any] = {
     "generator.vllm": {"block_size": 16},
     "stream.bind": "tcp://127.0.0.1:5700",
     "generator.gpus": [1],
+    "sampling.top_k": 20,
     "sampling.stop_strings": ["\n"],
     "telemetry.sinks": ["tensorboard"],
     "telemetry.prometheus_host": "0.0.0.0",

@@ -33,7 +33,7 @@ def test_gpus_are_counted_among_those_that_are_visible(config: RunConfig) -> Non
     assert child_environment(config, "learner", inherited=environ)[VISIBLE] == "GPU-a"
     assert child_environment(config, "generator", 1, inherited=environ)[VISIBLE] == "5"
     check_gpus(config, environ)
-    for hidden in ("", "4,5"):
+    for hidden in ("", "4,5", "-1", "4,5,-1,6"):
         with pytest.raises(ConfigError, match=rf"{VISIBLE} = '{hidden}' shows"):
             check_gpus(config, {VISIBLE: hidden})
 

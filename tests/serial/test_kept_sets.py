@@ -11,6 +11,7 @@ import pytest
 from headway.config import RunConfig, load_recipe
 from headway.errors import ConfigError
 from headway.serial import SerialRun
+from headway.serial.selfcheck import SelfCheck
 from headway.types import StepRecord
 
 FROZEN: dict[str, Any] = {"lr": 1e-30}
@@ -62,3 +63,19 @@ def test_without_kept_sets_it_is_refused_and_by_name_it_is_off_and_says_so(
         run.close()
     assert all(record.ratio_mean < 0.99 for record in records)  # the kept mass, 0.8 and a little more
     assert any("every ratio off by the kept mass" in line for line in said)
+
+
+def test_what_nothing_could_come_of_is_refused(
+    tiny_config: Callable[..., RunConfig], tiny_model: Path
+) -> None:
+    ignored = tiny_config(sampling={"top_p": 0.8, "kept_sets": "ignore"})
+    with pytest.raises(ConfigError, match=r"'ignore': both sides score over different ids on purpose"):
+        SelfCheck(ignored)
+    given = {
+        "model.path": str(tiny_model),
+        "env.name": "sort",
+        "sampling.kept_sets": "carry",
+        "sampling.top_k": 1,
+    }
+    with pytest.raises(ConfigError, match="1 leaves each token one choice"):
+        load_recipe(None, given)

@@ -84,6 +84,12 @@ def _kept_sets_exist(config: RunConfig) -> str:
     )
 
 
+def _more_than_one_is_kept(config: RunConfig) -> str:
+    if config.sampling.top_k != 1 or config.sampling.kept_sets == "refuse":
+        return ""
+    return "1 leaves each token one choice: there is no log-prob to train on; nearest: 2"
+
+
 def _budget_exists(config: RunConfig) -> str:
     return "" if config.sampling.max_new_tokens else "0 leaves nothing to sample; nearest: 1"
 
@@ -138,6 +144,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("batch.tokens_per_row", "sampling.max_new_tokens"), _row_holds_a_trajectory),
     Rule(("sampling.temperature",), _temperature_trains),
     Rule(("sampling.max_new_tokens",), _budget_exists),
+    Rule(("sampling.top_k", "sampling.kept_sets"), _more_than_one_is_kept),
     Rule(("sampling.top_k", "sampling.kept_sets"), _kept_mass("top_k", 0)),
     Rule(("sampling.top_p", "sampling.kept_sets"), _kept_mass("top_p", 1.0)),
     Rule(("sampling.min_p", "sampling.kept_sets"), _kept_mass("min_p", 0.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 
@@ -70,7 +71,8 @@ def _gpu(config: RunConfig, role: str, index: int, visible: str | None) -> dict[
         return {}
     if visible is None:
         return {_VISIBLE: str(gpu)}
-    seen = [name for name in visible.split(",") if name]
+    # CUDA's own rule: the list ends at the first entry that is no device
+    seen = list(itertools.takewhile(lambda name: name and name != "-1", map(str.strip, visible.split(","))))
     if gpu >= len(seen):
         fault = f"{gpu}: {_VISIBLE} = {visible!r} shows {len(seen)}, counted from 0"
         raise ConfigError([(key, fault)])

@@ -20,6 +20,7 @@ from headway.buffer import Group
 from headway.config import RunConfig, derived
 from headway.config.agreement import DEFAULT_LIMITS
 from headway.envs import EnvSpec, load_environment
+from headway.errors import ConfigError
 from headway.generate import GroupRequest, InferenceEngine, mix
 from headway.generator import build_engine
 from headway.learner.prompts import PromptSource
@@ -76,6 +77,9 @@ class SelfCheck:
     """
 
     def __init__(self, config: RunConfig) -> None:
+        if not derived.sides_compare(config):
+            fault = f"{config.sampling.kept_sets!r}: both sides score over different ids on purpose; nothing to check"
+            raise ConfigError([("sampling.kept_sets", fault)])
         folder = resolve_model(config.model.path, lambda line: print(line, file=sys.stderr))
         self._config = _shortened(config)
         self._tokenizer: Tokenizer = load_tokenizer(folder)
