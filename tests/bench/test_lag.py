@@ -8,19 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from headway_bench.lag import (
-    Cell,
-    ExactLag,
-    Key,
-    config_of,
-    draw,
-    judge,
-    main,
-    measure,
-    parse_options,
-    read_cells,
-    reward_at,
-)
+from headway_bench.lag import ExactLag, config_of, main, measure, parse_options
+from headway_bench.lag_cells import Cell, Key, draw, judge, read_cells, reward_at
 
 
 @pytest.mark.parametrize("lag", [0, 3])
