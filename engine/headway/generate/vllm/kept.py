@@ -43,13 +43,17 @@ class SamplerTap:
                 "sampling.kept_sets = 'carry': this vLLM neither returns sampling masks nor samples in a way that is "
                 f"known here ({type(runner).__name__}); allowed: 'refuse' without top_k, top_p and min_p, or 'ignore'"
             )
-        self._names: list[str] = []
+        self._rows: dict[str, int] = {}
         self._logprobs: Tensor | None = None
         sample = sampler.sample
 
         def tapped(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
             sampled, logprobs = sample(*arguments, **options)
-            self._names, self._logprobs = list(runner.input_batch.req_ids), logprobs
+            names = runner.input_batch.req_ids
+            # vLLM may append a suffix of its own to a request's name
+            self._rows = {name.partition("-")[0]: row for row, name in enumerate(names)}
+            whole = logprobs is not None and len(logprobs) == len(self._rows) == len(names)
+            self._logprobs = logprobs if whole else None
             return sampled, logprobs
 
         sampler.sample = tapped
@@ -58,17 +62,14 @@ class SamplerTap:
         """Ascending ids that the last step's token of a request was sampled from.
 
         Args:
-            name: as given to add_request; vLLM may add a suffix of its own.
+            name: as given to add_request, without a dash.
 
         Raises:
             UnsupportedOption: the sampler has no row of it.
         """
-        rows = [
-            row for row, known in enumerate(self._names) if known == name or known.rpartition("-")[0] == name
-        ]
-        if self._logprobs is None or len(rows) != 1 or len(self._logprobs) != len(self._names):
+        if self._logprobs is None or name not in self._rows:
             raise UnsupportedOption(
-                f"sampling.kept_sets = 'carry': vLLM's sampler has {len(rows)} rows of request {name}, one is needed"
+                f"sampling.kept_sets = 'carry': vLLM's sampler has no row of its own for request {name}"
             )
-        row = self._logprobs[rows[0]]
+        row = self._logprobs[self._rows[name]]
         return (row > float("-inf")).nonzero().flatten().cpu().numpy().astype(np.int32)
