@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from headway.errors import ConfigError
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -18,3 +21,13 @@ Words = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+
+
+def check_writable_place(option: str, path: Path | None) -> None:
+    """Refuse a file to write in a folder that is not there, before anything is measured.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError([(option, f"{path.parent} is not a folder; make it first")])

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.options import Debug
-from headway.errors import ConfigError
+from headway.cli.options import Debug, check_writable_place
 
 Run = Annotated[Path, typer.Argument(help="folder of the run")]
 
@@ -25,9 +24,8 @@ def report(
     from headway.config import open_run
     from headway.report import RunReader, document, page, read_groups, write_trace
 
-    for option, path in (("--out", out), ("--trace", trace)):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError([(option, f"{path.parent} is not a folder; make it first")])
+    check_writable_place("--out", out)
+    check_writable_place("--trace", trace)
     data = RunReader(run).read()
     target = out or run / "report.html"
     groups = read_groups(open_run(run)[0].journal)

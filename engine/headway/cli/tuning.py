@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.options import Debug, Words
+from headway.cli.options import Debug, Words, check_writable_place
 from headway.errors import ConfigError
 
 
@@ -87,8 +87,7 @@ def calibrate(
     from headway.config import threads
     from headway.generator.setup import set_threads
 
-    if not out.parent.is_dir():
-        raise ConfigError([("--out", f"{out.parent} is not a folder; make it first")])
+    check_writable_place("--out", out)
     config = running.recipe(words or [])
     set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
     calibrating.calibrate(config, out, seconds)

@@ -93,10 +93,8 @@ class LearnerLoop:
         """Book the step: its version, its push, its row."""
         consumed = self.version
         push = NO_PUSH
-        if stats.start_check is not None:
-            self._note(f"both sides agree: {stats.start_check}")
-        if stats.warning:
-            self._note(stats.warning)
+        for line in stats.notes:
+            self._note(line)
         if not stats.skipped:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self._intake.trained(groups, self.version)

@@ -231,10 +231,8 @@ class SerialRun:
         with self.clock("work"):
             stats = self.parts.trainer.step(groups, consumed.step + 1)
         push = NO_PUSH
-        if stats.start_check is not None:
-            self._note(f"both sides agree: {stats.start_check}")
-        if stats.warning:
-            self._note(stats.warning)
+        for line in stats.notes:
+            self._note(line)
         if not stats.skipped:
             self.version = PolicyVersion(consumed.epoch, consumed.step + 1)
         self.desk.trained(groups, self.version)

@@ -62,6 +62,12 @@ class StepStats:
     start_check: Distance | None = None
     warning: str = ""
 
+    @property
+    def notes(self) -> list[str]:
+        """What a run says of the check, for people."""
+        agreed = "" if self.start_check is None else f"both sides agree: {self.start_check}"
+        return [line for line in (agreed, self.warning) if line]
+
 
 class TrainerState(msgspec.Struct, frozen=True):
     """What a trainer's next step depends on, besides weights and moments.

@@ -115,10 +115,9 @@ class Study:
             raise ConfigError([("--out", fault)])
         for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # its process was killed
-            if (
-                "fixed_params" in trial.system_attrs
-            ):  # the recipe's own setting, or the plan's: still to be tried
-                study.enqueue_trial(trial.system_attrs["fixed_params"])
+            queued = trial.system_attrs.get("fixed_params")  # the recipe's own setting, or the plan's
+            if queued is not None:
+                study.enqueue_trial(queued)
         return cls(config, space, limits, folder, by, seconds, study)
 
     def suggest(self, values: Mapping[str, int]) -> None:
