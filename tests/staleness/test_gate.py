@@ -237,10 +237,10 @@ def test_a_short_batch_is_only_the_last() -> None:
 
 
 def test_raising_max_lag_or_trading_slots_for_window_drops_nothing() -> None:
-    """Tickets out under W = 1, s = 2 must not be overtaken by the new, wider window."""
+    """Tickets out under W = 1 and three slots must not be overtaken by the new, wider window."""
     play = Play(Gate(WindowPolicy(2, 1, window=1)))
     assert play.issue() == [0, 1, 2]
-    play.gate.change(window=3)  # s = 0
+    play.gate.change(window=3)  # one slot
     play.finish(1, 2)
     assert play.step() == ([], [])
     assert play.issue() == []
@@ -249,7 +249,7 @@ def test_raising_max_lag_or_trading_slots_for_window_drops_nothing() -> None:
         assert play.step() == ([expected], [])
     assert play.issue() == [3]
     play.gate.change(max_lag=4)
-    assert (play.gate.policy.window, play.gate.policy.slack) == (3, 2)
+    assert (play.gate.policy.window, play.gate.policy.slots) == (3, 3)
 
 
 def test_lowering_max_lag_holds_from_the_next_batch() -> None:

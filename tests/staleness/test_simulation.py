@@ -246,14 +246,14 @@ class Simulation:
 
 def random_world(seed: int, kind: type[FreePolicy] | None = None) -> World:
     rng = random.Random(seed)
-    groups, slack, window = rng.randint(1, 5), rng.randint(0, 4), rng.choice([1, 1, 2, 3, 5, 8, 13])
+    groups, steps, window = rng.randint(1, 5), rng.randint(1, 5), rng.choice([1, 1, 2, 3, 5, 8, 13])
     slots = rng.choice([None, None, groups + rng.randint(0, 2 * groups)])
-    interval = rng.randint(1, slack + 1)
+    interval = rng.randint(1, steps)
     if kind is None:
-        max_lag = slack + -(-(window - 1) // groups)
+        max_lag = steps - 1 - (-(window - 1) // groups)  # slots for at least so many steps
         policy: StalenessPolicy = WindowPolicy(max_lag, groups, window, interval, slots)
     else:
-        policy = kind(slack, groups, interval, slots)
+        policy = kind(steps - 1, groups, interval, slots)
     return World(
         policy=policy,
         num_members=rng.randint(1, 3),

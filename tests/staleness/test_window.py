@@ -11,26 +11,26 @@ from headway.staleness import WindowPolicy
 
 
 @pytest.mark.parametrize(
-    ("max_lag", "groups", "window", "slack", "slots"),
+    ("max_lag", "groups", "window", "slots"),
     [
-        (0, 1, 1, 0, 1),
-        (0, 8, 1, 0, 8),
-        (1, 8, 1, 1, 16),
-        (2, 8, 9, 1, 16),
-        (3, 8, 9, 2, 24),
-        (4, 8, 17, 2, 24),
-        (4, 1, 3, 2, 3),
-        (8, 4, 17, 4, 20),
+        (0, 1, 1, 1),
+        (0, 8, 1, 8),
+        (1, 8, 1, 16),
+        (2, 8, 1, 24),
+        (3, 8, 9, 24),
+        (4, 8, 17, 24),
+        (4, 1, 3, 3),
+        (8, 4, 17, 20),
     ],
 )
-def test_defaults(max_lag: int, groups: int, window: int, slack: int, slots: int) -> None:
+def test_defaults(max_lag: int, groups: int, window: int, slots: int) -> None:
     policy = WindowPolicy(max_lag, groups)
-    assert (policy.window, policy.slack, policy.slots) == (window, slack, slots)
+    assert (policy.window, policy.slots) == (window, slots)
 
 
 def test_explicit_window_and_slots_are_kept_and_too_many_slots_have_no_effect() -> None:
     policy = WindowPolicy(4, 8, window=9, slots=12)
-    assert (policy.window, policy.slack, policy.slots) == (9, 3, 12)
+    assert (policy.window, policy.slots) == (9, 12)
     assert WindowPolicy(4, 8, window=9, slots=1000).slots == 32
 
 
@@ -70,10 +70,10 @@ def test_impossible_combinations_are_refused_with_the_nearest_valid_ones(
 
 
 def test_the_nearest_valid_values_are_valid_and_the_next_ones_are_not() -> None:
-    assert WindowPolicy(2, 4, window=9).slack == 0
-    assert WindowPolicy(3, 4, window=10).slack == 0
-    assert WindowPolicy(4, 4, push_interval=3).slack == 2
-    assert WindowPolicy(6, 4, window=9, push_interval=5).slack == 4
+    assert WindowPolicy(2, 4, window=9).slots == 4
+    assert WindowPolicy(3, 4, window=10).slots == 7
+    assert WindowPolicy(4, 4, push_interval=3).slots == 12
+    assert WindowPolicy(6, 4, window=9, push_interval=5).slots == 20
     with pytest.raises(ConfigError):
         WindowPolicy(5, 4, window=9, push_interval=5)
 
@@ -174,17 +174,22 @@ def adversary_lag(policy: WindowPolicy, stall: int) -> int:
     raise AssertionError(f"{policy}: ticket {stall} was never trained")
 
 
-GRID = [(s, p, w) for s in range(4) for p in (1, 2, 3, 5) for w in (1, 2, 3, 4, 6, 7, 11)]
+GRID = [
+    (bound, p, w)
+    for bound in range(6)
+    for p in (1, 2, 3, 5)
+    for w in (1, 2, 3, 4, 6, 7, 11)
+    if w <= 1 + p * bound
+]
 
 
-@pytest.mark.parametrize(("slack", "groups", "window"), GRID)
-def test_the_bound_holds_and_is_tight(slack: int, groups: int, window: int) -> None:
-    """Equality for every s >= 1; with s = 0 each batch needs every slot, so nothing is ever overtaken."""
-    bound = slack - (-(window - 1) // groups)
+@pytest.mark.parametrize(("bound", "groups", "window"), GRID)
+def test_the_bound_holds_and_is_tight(bound: int, groups: int, window: int) -> None:
+    """Equality wherever there are more slots than a batch needs; else nothing is ever overtaken."""
     policy = WindowPolicy(bound, groups, window=window)
-    assert policy.slack == slack
-    worst = max(adversary_lag(policy, stall) for stall in range(2 * (slack + 2) * groups))
-    assert worst == (bound if slack else 0)
+    assert policy.slots == (bound + 1) * groups - (window - 1)
+    worst = max(adversary_lag(policy, stall) for stall in range(2 * (policy.slots + groups)))
+    assert worst == (bound if policy.slots > groups else 0)
     assert worst == policy.reachable_lag()
 
 
@@ -203,7 +208,9 @@ def test_an_unreachable_bound_is_said_at_start_up() -> None:
         "the bound cannot be reached: staleness.max_lag = 8, but staleness.slots = 8 limits lag to 1; "
         "36 would reach it"
     )
-    assert "window of at most 5" in WindowPolicy(2, 4, window=9).unreachable()
-    assert WindowPolicy(2, 4, window=5).unreachable() == ""
-    assert "decode 1 group at once limit lag to 1" in WindowPolicy(2, 4).unreachable(concurrent_groups=1)
+    assert "window of at most 8" in WindowPolicy(2, 4, window=9).unreachable()
+    assert WindowPolicy(2, 4, window=8).unreachable() == ""
+    assert "decode 1 group at once limit lag to 1" in WindowPolicy(2, 4, window=5).unreachable(
+        concurrent_groups=1
+    )
     assert WindowPolicy(0, 4).unreachable(concurrent_groups=1) == ""

@@ -26,28 +26,28 @@ def window(config: RunConfig) -> int:
 
 
 def default_window(max_lag: int, groups_per_step: int) -> int:
-    """1 + P * floor(L / 2): half of the allowed lag is for overtaking, the other half for admission."""
-    return 1 + max(groups_per_step, 0) * (max(max_lag, 0) // 2)
+    """1 + P min(floor(L / 2), L - 2): up to half of the lag is for overtaking, but admission keeps two steps of it."""
+    return 1 + max(groups_per_step, 0) * max(0, min(max_lag // 2, max_lag - 2))
 
 
-def window_lag(config: RunConfig) -> int:
-    """ceil((W - 1) / P): the part of max_lag that the window uses up; 0 without one."""
-    if not has_window(config):
-        return 0
-    return -(-(window(config) - 1) // config.batch.prompts)
+def windowed_slots(max_lag: int, groups_per_step: int, window: int) -> int:
+    """(L + 1) P - (W - 1): tickets that may be outstanding without making any group too old.
 
-
-def admission_lag(config: RunConfig) -> int:
-    """s = max_lag - ceil((W - 1) / P).
-
-    Steps that admission may run ahead. Negative: no such run is possible.
+    A group is trained after the older ones that are outstanding with it and after at most W - 1 newer ones. Fewer than
+    P: no such run is possible.
     """
-    return config.staleness.max_lag - window_lag(config)
+    return (max_lag + 1) * groups_per_step - (window - 1)
+
+
+def lag_for_interval(push_interval: int, groups_per_step: int, window: int) -> int:
+    """The least max_lag whose slots hold K whole steps beside a window of W: K - 1 + ceil((W - 1) / P)."""
+    return push_interval - 1 - (-(window - 1) // groups_per_step)
 
 
 def most_slots(config: RunConfig) -> int:
-    """(s + 1) * P: tickets that may be outstanding without making any group too old by itself."""
-    return (admission_lag(config) + 1) * config.batch.prompts
+    """Tickets that the bound allows outstanding at most; the policies without a window have W = 1."""
+    width = window(config) if has_window(config) else 1
+    return windowed_slots(config.staleness.max_lag, config.batch.prompts, width)
 
 
 def slots(config: RunConfig) -> int:

@@ -87,8 +87,7 @@ def _processes(config: RunConfig, cores: int) -> list[str]:
 def _window(config: RunConfig) -> str:
     if not derived.has_window(config):
         return ""
-    ahead = derived.admission_lag(config)
-    return f", window W = {derived.window(config)}, admission s = {ahead} steps ahead"
+    return f", window W = {derived.window(config)}"
 
 
 def _target(config: RunConfig) -> str:

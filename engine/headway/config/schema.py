@@ -191,7 +191,7 @@ class StalenessConfig(Section):
     window: int = Field(
         default=0,
         ge=0,
-        description="W: 0 takes 1 + P * floor(max_lag / 2); of policy `window` only",
+        description="W: 0 takes 1 + P * min(floor(max_lag / 2), max_lag - 2), at least 1; of policy `window` only",
     )
     slots: int = Field(default=0, ge=0, description="most tickets outstanding; 0 takes what max_lag allows")
     unit: Literal["trajectory", "token"] = Field(

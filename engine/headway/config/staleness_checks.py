@@ -18,13 +18,13 @@ def _window_fits(config: RunConfig) -> str:
             f"{window} contradicts max_lag = 0, which trains groups strictly in order; nearest: window "
             "= 1, or 0"
         )
-    if derived.admission_lag(config) >= 0:
+    if derived.most_slots(config) >= prompts:
         return ""
     most = limit * prompts + 1
+    overtaken = -(-(window - 1) // prompts)
     return (
-        f"{window} alone lets a group wait for {derived.window_lag(config)} optimizer steps, but max_lag "
-        f"= {limit}; "
-        f"nearest: window = {most} (1 + P * max_lag), or max_lag = {derived.window_lag(config)}"
+        f"{window} alone lets a group wait for {overtaken} optimizer steps, but max_lag = {limit}; "
+        f"nearest: window = {most} (1 + P * max_lag), or max_lag = {overtaken}"
     )
 
 
@@ -42,7 +42,7 @@ def _slots_keep_the_bound(config: RunConfig) -> str:
     if config.staleness.policy == "drop":  # more of them are allowed, and drop more
         return ""
     most = derived.most_slots(config)
-    if derived.admission_lag(config) < 0 or config.staleness.slots <= most:
+    if most < config.batch.prompts or config.staleness.slots <= most:
         return ""
     return (
         f"{config.staleness.slots} tickets outstanding break max_lag = {config.staleness.max_lag}"
@@ -51,21 +51,20 @@ def _slots_keep_the_bound(config: RunConfig) -> str:
 
 
 def _push_in_time(config: RunConfig) -> str:
-    ahead = derived.admission_lag(config)
-    if ahead < 0 or config.push.interval <= ahead + 1:
+    interval, prompts = config.push.interval, config.batch.prompts
+    steps = derived.most_slots(config) // prompts
+    if steps < 1 or interval <= steps:
         return ""
     if not derived.has_window(config):
         return (
-            f"{config.push.interval} steps per push make every sample older than max_lag = "
-            f"{config.staleness.max_lag}; nearest: interval = {ahead + 1}, or max_lag = {config.push.interval - 1}"
+            f"{interval} steps per push make every sample older than max_lag = "
+            f"{config.staleness.max_lag}; nearest: interval = {steps}, or max_lag = {interval - 1}"
         )
-    needed = config.push.interval - 1 + derived.window_lag(config)
+    window = derived.window(config)
     return (
-        f"{config.push.interval} steps per push starve the generators: with max_lag = "
-        f"{config.staleness.max_lag} and "
-        f"window = {derived.window(config)} admission may run {ahead} steps ahead; nearest: interval = "
-        f"{ahead + 1}"
-        f", or max_lag = {needed} with the same window"
+        f"{interval} steps per push starve the generators: max_lag = {config.staleness.max_lag} and window = {window} "
+        f"leave slots for {steps} whole steps; nearest: interval = {steps}, or max_lag = "
+        f"{derived.lag_for_interval(interval, prompts, window)} with the same window"
     )
 
 

@@ -145,6 +145,8 @@ class GeneratorProcess:
             self._waker.clear()
             with self._clock("push"):
                 rollout.refresh()
+            for ack in rollout.take_acks():
+                stream.send(ack)
             with self._clock("work"):
                 rollout.turn()
             acks, message = rollout.take()

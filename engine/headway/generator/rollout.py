@@ -197,8 +197,7 @@ class Rollout:
         While the version in force is unproved nothing that it may have sampled leaves: only acks.
         """
         if self._weights.unproved:
-            acks, self._outbox.acks = self._outbox.acks, []
-            return acks, None
+            return self.take_acks(), None
         out, self._outbox = self._outbox, Outbox()
         if not out.finished and not out.failures:
             return out.acks, None
@@ -216,6 +215,11 @@ class Rollout:
         self._num_sent += sum(t.num_tokens - t.prompt_length for t in out.finished)
         self._num_sent += sum(failure.num_tokens for failure in out.failures)
         return out.acks, message
+
+    def take_acks(self) -> list[WeightAck]:
+        """Acks that need not wait for the decode step: the learner's next tickets wait for them."""
+        acks, self._outbox.acks = self._outbox.acks, []
+        return acks
 
     def collect(self, results: Sequence[RewardResult]) -> None:
         """Rewards are in: their members are finished, or failed where there is no reward."""

@@ -3,13 +3,13 @@
 Pure: no clock, no I/O, no state; the gate hands in the counts. docs/staleness.md proves the bound.
 
     P   groups per optimizer step          S   max_lag, the guaranteed bound, in optimizer steps
-    W   window: how far a group may be     s   steps of slack in the slots, s = S - ceil((W - 1) / P)
-        ahead of the oldest unended one    K   optimizer steps per push
+    W   window: how far a group may be     K   optimizer steps per push
+        ahead of the oldest unended one
 
-Admission: (s + 1) * P slots. A slot holds one outstanding ticket (in flight or buffered); a trained ticket's
-slot returns, for one generator, when that generator has acked the weights of the step that trained it; a
-dropped ticket's slot returns at once. Counting slots instead of "all tickets ever" makes a resume continue
-where it was: nothing is counted from zero.
+Admission: (S + 1) * P - (W - 1) slots: what overtakes a group and what it waits behind share one bound. A slot
+holds one outstanding ticket (in flight or buffered); a trained ticket's slot returns, for one generator, when that
+generator has acked the weights of the step that trained it; a dropped ticket's slot returns at once. Counting slots
+instead of "all tickets ever" makes a resume continue where it was: nothing is counted from zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from headway.config.derived import default_window
+from headway.config.derived import default_window, lag_for_interval, windowed_slots
 from headway.errors import ConfigError
 from headway.staleness.policy import range_faults, replaced, too_few_slots
 
@@ -30,8 +30,7 @@ class WindowPolicy:
         groups_per_step: P.
         window: W, resolved.
         push_interval: K.
-        slack: s.
-        slots: most tickets outstanding, resolved; at most (s + 1) * P.
+        slots: most tickets outstanding, resolved; at most (S + 1) * P - (W - 1).
     """
 
     name: str = "window"
@@ -51,8 +50,8 @@ class WindowPolicy:
             max_lag: >= 0; 0 is the synchronous loop.
             groups_per_step: >= 1.
             window: >= 1; None: headway.config.derived.default_window.
-            push_interval: >= 1, at most s + 1.
-            slots: >= P; None: (s + 1) * P, which is also the most that takes effect.
+            push_interval: >= 1, at most as many as the slots hold whole steps.
+            slots: >= P; None: (S + 1) * P - (W - 1), which is also the most that takes effect.
 
         Raises:
             ConfigError: an impossible combination; the message names the nearest valid ones.
@@ -66,12 +65,11 @@ class WindowPolicy:
         faults = range_faults(max_lag, groups_per_step, self.window, push_interval)
         if faults:
             raise ConfigError(faults)
-        self.slack: Final = max_lag - _ceil_div(self.window - 1, groups_per_step)
+        self._most_slots: Final = windowed_slots(max_lag, groups_per_step, self.window)
         faults = self._combination_faults()
         if faults:
             raise ConfigError(faults)
-        most = (self.slack + 1) * groups_per_step
-        self.slots: Final = most if slots is None else min(slots, most)
+        self.slots: Final = self._most_slots if slots is None else min(slots, self._most_slots)
 
     def __repr__(self) -> str:
         return (
@@ -99,7 +97,7 @@ class WindowPolicy:
             return 0
         outstanding = in_flight + buffered
         unreturned = (step - acked_step) * self.groups_per_step
-        free = (self.slack + 1) * self.groups_per_step - outstanding - unreturned
+        free = self._most_slots - outstanding - unreturned
         return max(0, min(free, self.slots - outstanding))
 
     def select(
@@ -170,42 +168,39 @@ class WindowPolicy:
         reachable = self.reachable_lag(concurrent_groups)
         if reachable >= self.max_lag:
             return ""
-        most = (self.slack + 1) * self.groups_per_step
-        if self.slack == 0:
-            narrower = 1 + self.groups_per_step * (self.max_lag - 1)
+        if self._most_slots == self.groups_per_step:
             cause = (
                 f"staleness.window = {self.window} leaves slots for one step only, and every batch needs all "
-                f"of them; a window of at most {narrower} would reach it"
+                f"of them; a window of at most {self.groups_per_step * self.max_lag} would reach it"
             )
-        elif self.slots < most:
-            cause = f"staleness.slots = {self.slots} limits lag to {reachable}; {most} would reach it"
+        elif self.slots < self._most_slots:
+            cause = (
+                f"staleness.slots = {self.slots} limits lag to {reachable}; {self._most_slots} would reach it"
+            )
         else:
             cause = f"generators that decode {concurrent_groups} group at once limit lag to {reachable}"
         return f"the bound cannot be reached: staleness.max_lag = {self.max_lag}, but {cause}"
 
     def _combination_faults(self) -> list[tuple[str, str]]:
         faults: list[tuple[str, str]] = []
-        groups, overtaken = self.groups_per_step, self.max_lag - self.slack
-        if self.slack < 0:
-            widest = 1 + groups * self.max_lag
+        groups, whole_steps = self.groups_per_step, self._most_slots // self.groups_per_step
+        if self._most_slots < groups:
+            overtaken = -(-(self.window - 1) // groups)
             faults.append(
                 (
                     "staleness.window",
                     f"a window of {self.window} lets a group be overtaken for {overtaken} steps, more than "
-                    f"max_lag = {self.max_lag}; use a window of at most {widest}, or max_lag >= {overtaken}",
+                    f"max_lag = {self.max_lag}; use a window of at most {1 + groups * self.max_lag}, or max_lag >= "
+                    f"{overtaken}",
                 )
             )
-        elif self.push_interval > self.slack + 1:
+        elif self.push_interval > whole_steps:
             faults.append(
                 (
                     "push.interval",
-                    f"{self.push_interval} steps between pushes would use up the {self.slack + 1} steps of "
-                    f"slots and stop for ever; use at most {self.slack + 1}, or max_lag >= "
-                    f"{self.push_interval - 1 + overtaken} with this window",
+                    f"{self.push_interval} steps between pushes would use up the {self._most_slots} slots, "
+                    f"{whole_steps} steps' worth, and stop for ever; use at most {whole_steps}, or max_lag >= "
+                    f"{lag_for_interval(self.push_interval, groups, self.window)} with this window",
                 )
             )
         return faults + too_few_slots(self.asked_slots, groups)
-
-
-def _ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
