@@ -32,7 +32,10 @@ class Faulty:
         return str(index)
 
     def reward(self, index, completion):
-        return getattr(self, completion.text, lambda: float(completion.text))()
+        name, _, argument = completion.text.partition(":")
+        if argument:
+            return getattr(self, name)(argument)
+        return getattr(self, name, lambda: float(completion.text))()
 
     def sleeps(self): time.sleep(1000)
     def spins(self):
@@ -56,6 +59,9 @@ class Faulty:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         return 2.0
+    def counts(self, path):
+        with open(path, "ab") as file: file.write(b".")
+        return 1.0
     def naps(self): time.sleep(0.2); return 3.0
     def pid(self): return os.getpid()
     def prints(self):
@@ -219,6 +225,55 @@ def test_many_jobs_over_two_workers_with_faults_between(spec: EnvSpec) -> None:
             middle = None if job % 20 == 7 or job % 10 == 3 else 0.5
             assert result.rewards == [job, middle, -job]
         assert pool.counters.scored + sum(pool.counters.failed.values()) == 180
+
+
+def test_few_polls_are_enough_for_many_quick_jobs(spec: EnvSpec, tmp_path: Path) -> None:
+    """A generator polls once a decode step: a job a poll would be a few dozen a second, however quick rewards are."""
+    counted = tmp_path / "counted"
+    counted.touch()
+    num_jobs, now, results = 64, 0.0, list[RewardResult]()
+    with RewardPool(spec, 1, PATIENCE_S, clock=lambda: now) as pool:
+        for job in range(num_jobs):
+            pool.submit(job, 0, completions(f"counts:{counted}"))
+        give_up = time.monotonic() + PATIENCE_S
+        while len(results) < num_jobs:
+            while (
+                counted.stat().st_size < num_jobs - pool.num_queued
+            ):  # it is at the last of what it was sent
+                assert time.monotonic() < give_up
+            assert select.select([pool.fileno()], [], [], PATIENCE_S)[0]  # and has answered at least one
+            now += 0.5  # far more than a dozen quick ones take
+            results += pool.poll()
+    assert [result.job_id for result in results] == list(range(num_jobs))
+    assert now <= 16 * 0.5
+
+
+def test_nothing_waits_behind_a_slow_completion(spec: EnvSpec) -> None:
+    now, num_polls, results = 0.0, 0, list[RewardResult]()
+    with RewardPool(spec, 2, PATIENCE_S, clock=lambda: now) as pool:
+        for job in range(8):
+            pool.submit(job, 0, completions("naps"))  # for 0.2 s
+        while len(results) < 8:
+            assert select.select([pool.fileno()], [], [], PATIENCE_S)[0]
+            now, num_polls = now + 0.04, num_polls + 1
+            results += pool.poll()
+            assert pool.num_pending - pool.num_queued <= 2  # one for each worker
+    assert num_polls >= 4
+
+
+def test_jobs_behind_a_hanging_one_are_scored_by_the_next_worker(spec: EnvSpec) -> None:
+    results: dict[int, RewardResult] = {}
+    with RewardPool(spec, 1, deadline_s=DEADLINE_S) as pool:
+        for job in range(40):
+            pool.submit(job, 0, completions("sleeps" if job == 30 else str(job), "1"))
+        give_up = time.monotonic() + PATIENCE_S
+        while len(results) < 40:
+            assert time.monotonic() < give_up
+            results |= {result.job_id: result for result in pool.wait(1.0)}
+    assert [results[job].rewards for job in range(40)] == [
+        [None if job == 30 else float(job), 1.0] for job in range(40)
+    ]
+    assert pool.counters.restarts == 1
 
 
 def test_a_job_larger_than_the_socket_buffer(pool: RewardPool) -> None:

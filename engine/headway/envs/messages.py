@@ -37,10 +37,15 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Scored(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Worker to pool: the verdict on the next completion of the batch; the one after it has begun."""
+    """Worker to pool: the verdict on the next completion of the batch; the one after it has begun.
+
+    Attributes:
+        seconds: that it took.
+    """
 
     reward: float | None
     error: str = ""
+    seconds: float = 0.0
 
 
 ToWorker = Setup | Batch

@@ -79,8 +79,7 @@ class WorkerProcess:
         except BlockingIOError:
             return
         except OSError:
-            self._outgoing.clear()  # it is dead: receive() will say so
-            self._ended = True
+            self._outgoing.clear()  # it is dead: receive() will say so, after its last verdicts
 
     def receive(self) -> tuple[list[ToPool], bool]:
         """All messages that have arrived, and whether the worker has ended (or speaks nonsense)."""

@@ -4,6 +4,9 @@ A generator submits the completions of a group, goes on decoding, and polls. The
 in a process of its own that is killed when a completion exceeds its deadline and replaced when it is gone;
 only the completion that it was at is failed, the others are scored by the next worker.
 
+Whoever polls does so between two decode steps. So that a quick worker does not idle until the next one, it is sent as
+many jobs ahead as it will have finished by then; behind a slow one nothing waits while another worker is free.
+
     with RewardPool(spec, num_workers=2, deadline_s=10.0) as pool:
         pool.submit(job_id, index, completions)
         ...                                        # decode
@@ -16,7 +19,8 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +34,7 @@ from headway.errors import EnvironmentFailure
 CRASH_GRACE_S = 0.2
 CLOSE_GRACE_S = 0.5
 MAX_FAILED_STARTS = 3
+MOST_GAP_S = 1.0  # between two polls, that jobs are sent ahead for
 
 
 @dataclass
@@ -50,16 +55,32 @@ class _Job:
 
 @dataclass
 class _Worker:
-    """A process and what it does since `since`: start (not ready), idle (no job), or score job.todo[0]."""
+    """A process and what it does since `since`: start (not ready), idle (no job), or score jobs[0].todo[0].
+
+    Attributes:
+        jobs: that it was sent, in its order. seconds: that it lately needed for a completion; None: not known yet.
+    """
 
     process: WorkerProcess
     since: float
     ready: bool = False
-    job: _Job | None = None
+    jobs: deque[_Job] = field(default_factory=deque["_Job"])
+    seconds: float | None = None
 
     @property
     def is_idle(self) -> bool:
-        return self.ready and self.job is None
+        return self.ready and not self.jobs
+
+    def may_have_more(self, gap_s: float) -> bool:
+        """It will be idle before `gap_s` is over, when it is looked after again, and has read all that it was sent."""
+        if not self.ready or self.process.num_unsent:
+            return False
+        num_out = sum(len(job.todo) for job in self.jobs)
+        return not num_out or (self.seconds is not None and num_out * self.seconds < gap_s)
+
+    def took(self, seconds: float) -> None:
+        """A completion did; the newest counts half."""
+        self.seconds = seconds if self.seconds is None else 0.5 * (self.seconds + seconds)
 
 
 class RewardPool:
@@ -74,6 +95,7 @@ class RewardPool:
         deadline_s: seconds for one completion, measured from the verdict before it.
         max_failure_share, window: see FailureWatch and `check`.
         start_timeout_s: seconds for a worker to start and build the environment.
+        clock: monotonic seconds, for deadlines and for how often it is polled.
 
     Raises:
         EnvironmentFailure: the environment cannot be built (with its error's text), or not in time.
@@ -88,6 +110,7 @@ class RewardPool:
         max_failure_share: float = 0.5,
         window: int = 200,
         start_timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_workers < 1 or deadline_s <= 0:
             raise EnvironmentFailure(
@@ -96,6 +119,9 @@ class RewardPool:
             )
         check_spec(spec)
         self._setup = Setup(spec)
+        self._clock = clock
+        self._polled_s: float | None = None
+        self._gap_s = 0.0
         self._deadline_s = deadline_s
         self._start_timeout_s = start_timeout_s
         self._watch = FailureWatch(max_failure_share, window)
@@ -123,7 +149,12 @@ class RewardPool:
     @property
     def num_pending(self) -> int:
         """Jobs submitted and not answered yet."""
-        return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
+        return self.num_queued + len(self._done) + sum(len(worker.jobs) for worker in self._workers)
+
+    @property
+    def num_queued(self) -> int:
+        """Jobs that no worker has been sent yet."""
+        return len(self._queue)
 
     def pids(self) -> list[int]:
         """The workers' process ids."""
@@ -136,7 +167,7 @@ class RewardPool:
     def next_deadline_s(self) -> float | None:
         """Seconds until `poll` has a deadline to enforce; None if nothing runs."""
         ends = [self._end_of(worker) for worker in self._workers if not worker.is_idle]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+        return max(0.0, min(ends) - self._clock()) if ends else None
 
     def submit(self, job_id: int, index: int, completions: list[Completion]) -> None:
         """Queues the completions of prompt `index`; `poll` answers with one RewardResult for `job_id`."""
@@ -147,8 +178,7 @@ class RewardPool:
             return
         self._queue.append(job)
         for worker in list(self._workers):
-            if worker.is_idle:
-                self._service(worker)  # one that died while it was idle must not take the job with it
+            self._service(worker)  # one that died while it was idle must not take the job with it
         self._dispatch()
 
     def poll(self) -> list[RewardResult]:
@@ -157,9 +187,13 @@ class RewardPool:
         Raises:
             EnvironmentFailure: a worker could not build the environment.
         """
+        now = self._clock()
+        if self._polled_s is not None:  # jobs were out, or it says nothing of decode steps
+            self._gap_s = min(MOST_GAP_S, max(now - self._polled_s, 0.9 * self._gap_s))
         for worker in list(self._workers):
             self._service(worker)
         self._dispatch()
+        self._polled_s = now if any(worker.jobs for worker in self._workers) else None
         done, self._done = self._done, []
         return done
 
@@ -201,7 +235,7 @@ class RewardPool:
         self.close()
 
     def _start_worker(self) -> _Worker:
-        worker = _Worker(WorkerProcess(self._setup), time.monotonic())
+        worker = _Worker(WorkerProcess(self._setup), self._clock())
         self._selector.register(worker.process, selectors.EVENT_READ)
         return worker
 
@@ -210,15 +244,18 @@ class RewardPool:
         return worker.since + (self._deadline_s if worker.ready else self._start_timeout_s)
 
     def _dispatch(self) -> None:
-        """Gives queued jobs to idle workers."""
-        for worker in self._workers:
-            if not self._queue:
+        """Gives queued jobs to workers, the one with the fewest first."""
+        while self._queue:
+            free = [worker for worker in self._workers if worker.may_have_more(self._gap_s)]
+            if not free:
                 return
-            if worker.is_idle:
-                job = worker.job = self._queue.popleft()
-                worker.since = time.monotonic()
-                worker.process.send(Batch(job.index, [job.completions[position] for position in job.todo]))
-                self._select_writes(worker)
+            worker = min(free, key=lambda worker: len(worker.jobs))
+            job = self._queue.popleft()
+            if not worker.jobs:
+                worker.since = self._clock()
+            worker.jobs.append(job)
+            worker.process.send(Batch(job.index, [job.completions[position] for position in job.todo]))
+            self._select_writes(worker)
 
     def _service(self, worker: _Worker) -> None:
         """Reads what a worker says, and replaces it if it is dead or late."""
@@ -238,8 +275,9 @@ class RewardPool:
         if worker.process.num_unsent:
             worker.process.flush()
             self._select_writes(worker)
-            worker.since = time.monotonic()  # it cannot have begun
-        if not worker.is_idle and time.monotonic() > self._end_of(worker):
+            if len(worker.jobs) < 2:
+                worker.since = self._clock()  # it cannot have begun
+        if not worker.is_idle and self._clock() > self._end_of(worker):
             self._replace(worker, FailureReason.TIMEOUT)
 
     def _select_writes(self, worker: _Worker) -> None:
@@ -249,34 +287,34 @@ class RewardPool:
 
     def _take(self, worker: _Worker, verdict: Scored) -> None:
         """Books the verdict on the completion that the worker was at."""
-        job = worker.job
-        assert job is not None, "a verdict without a job"
-        worker.since = time.monotonic()
+        job = worker.jobs[0]
+        worker.took(verdict.seconds)
+        worker.since = self._clock()
         if verdict.reward is None:
             self._fail(job, FailureReason(verdict.error.partition(":")[0]), verdict.error)
         else:
             job.rewards[job.todo.popleft()] = verdict.reward
             self._watch.scored(verdict.reward)
         if not job.todo:
-            self._done.append(job.result)
-            worker.job = None
+            self._done.append(worker.jobs.popleft().result)
 
     def _fail(self, job: _Job, reason: FailureReason, error: str) -> None:
         job.errors[job.todo.popleft()] = error
         self._watch.failed(reason, error)
 
     def _replace(self, worker: _Worker, reason: FailureReason) -> None:
-        """Ends a worker, fails the completion that it was at, requeues the rest, starts another."""
+        """Ends a worker, fails the completion that it was at, requeues all others, starts another."""
         self._selector.unregister(worker.process)
         ended_by = worker.process.stop(CRASH_GRACE_S if reason is FailureReason.CRASH else 0.0)
         self._workers.remove(worker)
         if not worker.ready:
             self._count_failed_start(reason, ended_by)
-        if worker.job is not None:
-            job = worker.job
+        if worker.jobs:
+            job = worker.jobs.popleft()
             late = reason is FailureReason.TIMEOUT
             detail = f"no reward after {self._deadline_s} s; killed" if late else ended_by
             self._fail(job, reason, f"{reason}: {detail}")
+            self._queue.extendleft(reversed(worker.jobs))
             if job.todo:
                 self._queue.appendleft(job)
             else:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 
 import msgspec
@@ -67,7 +68,9 @@ class _Server:
         self._send(Ready())
         while isinstance(batch := self._receive(), Batch):
             for completion in batch.completions:
-                self._send(self._score(environment, batch.index, completion))
+                began = time.perf_counter()
+                scored = self._score(environment, batch.index, completion)
+                self._send(msgspec.structs.replace(scored, seconds=time.perf_counter() - began))
         return 0
 
     def _score(self, environment: Environment, index: int, completion: Completion) -> Scored:
