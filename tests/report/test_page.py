@@ -134,4 +134,7 @@ def test_a_page_for_a_folder_that_is_not_there_is_refused(make_run: Any, tmp_pat
     for out, trace in ((nowhere, None), (None, nowhere)):
         with pytest.raises(ConfigError, match="none is not a folder"):
             report(run, out, trace)
+    for out, trace in ((tmp_path, None), (None, tmp_path)):
+        with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+            report(run, out, trace)
     assert not (run / "report.html").exists()

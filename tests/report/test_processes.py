@@ -55,6 +55,21 @@ def test_a_later_read_takes_what_is_new_and_what_was_torn_is_left_for_it(tmp_pat
     assert reader.read()[0].slices[:, 0].tolist() == [10.0, 11.0, 12.0]
 
 
+def test_a_header_behind_a_torn_slice_begins_a_life(tmp_path: Path) -> None:
+    path = tmp_path / "learner-0.jsonl"
+    write(path, header("learner", 10.0, "learner"), one_slice(0, 1, 0), torn=one_slice(1, 1, 0)[:9])
+    write(path, header("learner", 50.0, "learner"), one_slice(0, 2, 0))
+    assert ProcessReader(tmp_path).read()[0].slices[:, 0].tolist() == [10.0, 50.0]
+
+
+def test_a_name_is_drawn_letter_by_letter(tmp_path: Path) -> None:
+    write(tmp_path / "g0.jsonl", header("<a href='x'>\x1b[2J", 10.0), one_slice(0, 1, 0))
+    (drawn,) = timeline(ProcessReader(tmp_path).read())
+    lanes = {name for trace in drawn["traces"] for name in trace["y"]}
+    assert not any("<" in name or "\x1b" in name for name in lanes)
+    assert len(lanes) == 1
+
+
 def test_neighbours_are_summed_but_never_across_a_gap() -> None:
     begins = np.array([0.0, 1.0, 2.0, 3.0, 10.0, 11.0])
     parts = np.arange(24, dtype=float).reshape(6, 4)

@@ -24,10 +24,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 
 
 def check_writable_place(option: str, path: Path | None) -> None:
-    """Refuse a file to write in a folder that is not there, before anything is measured.
+    """Refuse a file to write that is a folder, or in a folder that is not there, before anything is measured.
 
     Raises:
         ConfigError: names the option.
     """
     if path is not None and not path.parent.is_dir():
         raise ConfigError([(option, f"{path.parent} is not a folder; make it first")])
+    if path is not None and path.is_dir():
+        raise ConfigError([(option, f"{path} is a folder; name a file in it")])

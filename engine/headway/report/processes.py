@@ -96,9 +96,10 @@ class _File:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
+        header = line.find(b"{")  # behind a torn slice, where a process died in mid-line and came back
         try:
-            if line.startswith(b"{"):
-                self.lives.append((_HEADER.decode(line), []))
+            if header >= 0:
+                self.lives.append((_HEADER.decode(line[header:]), []))
             elif self.lives:
                 self.lives[-1][1].append(_SLICE.decode(line))
         except (msgspec.MsgspecError, RecursionError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.report.figures import PART_COLOURS, Figure, figure
+from headway.report.figures import PART_COLOURS, Figure, escape, figure
 from headway.report.groups import Groups, LagSplit
 from headway.report.processes import MAX_PROCESSES, PARTS, Process
+from headway.telemetry.sanitise import printable
 
 MAX_SLICES = 2000  # drawn, of all processes together
 _ORDER = ("idle", "other", "work", "push")  # within a slice, whose parts were not told in order
@@ -26,7 +27,7 @@ def timeline(processes: Sequence[Process]) -> list[Figure]:
             for part in _ORDER:
                 if seconds[part] > 0.0:
                     lanes, begins, lengths = bars[part]
-                    lanes.append(process.name)
+                    lanes.append(escape(printable(process.name)))
                     begins.append(round(at, 4))
                     lengths.append(round(seconds[part], 4))
                     at += seconds[part]

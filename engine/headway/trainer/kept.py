@@ -43,9 +43,9 @@ class KeptRows:
         filled = torch.where(whole, vocab_size, counts)
         place = torch.repeat_interleave(filled)
         starts = filled.cumsum(0) - filled
-        ids = torch.arange(len(place)) - starts[place]
+        ids = torch.arange(len(place), device=place.device) - starts[place]
         ids[~whole[place]] = self.ids
-        return KeptRows(torch.cat([torch.zeros(1, dtype=torch.int64), filled.cumsum(0)]), ids)
+        return KeptRows(torch.cat([filled.new_zeros(1), filled.cumsum(0)]), ids)
 
 
 class KeptTable:
