@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headway.cli import main
@@ -112,3 +113,15 @@ def test_wrong_use_is_refused_by_name(files: list[str], capsys: pytest.CaptureFi
     assert (code, "--optimise" in text) == (2, True)
     code, text = run([files[0], "--rates", "none.json"], capsys)
     assert (code, "headway calibrate" in text) == (2, True)
+
+
+def test_learner_ranks_are_searched_where_the_learner_is_slow(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = tmp_path / "slow.json"
+    rates = read_rates(tmp_path / "rates.json")
+    msgspec.structs.replace(rates, train=Curve([(0.0, 0.0), (1000.0, 5.0)])).write(slow)
+    code, text = run([files[0], "--rates", str(slow), "--optimise", "--most-ranks", "3"], capsys)
+    assert (code, "# learner ranks: 3, was 1" in text) == (0, True)
+    code, text = run([*files, "--optimise", "--most-ranks", "3"], capsys)
+    assert (code, "learner ranks" in text) == (0, False)

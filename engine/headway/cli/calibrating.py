@@ -115,7 +115,7 @@ def describe(rates: Rates) -> list[str]:
         "for each 1,000 tokens",
         f"push of {rates.push_bytes:,} bytes: learner {1e3 * rates.publish(rates.push_bytes):.2f} ms, "
         f"generator {1e3 * rates.apply(rates.push_bytes):.2f} ms",
-        f"reward: {1e3 * statistics.median(rates.reward):.2f} ms",
+        f"reward: {1e3 * statistics.median(rates.reward):.2f} ms a completion",
         f"{len(rates.groups)} groups: mean length {rates.mean_length:.1f} tokens, prompts {rates.prompt_tokens:.1f}, "
         f"groups without a gradient {rates.zero_variance:.0%}",
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from headway.cli.running import recipe
 from headway.config import RunConfig
 from headway.planner import Estimate, Forecast, Rates, Scenario, estimate, read_rates, scenario_of, simulate
-from headway.planner.search import Limits, Proposal, Search
+from headway.planner.search import Limits, Proposal, Search, is_better
 
 MOST_STEPS = 200  # simulated; the rest of a long run is like them
 SEARCH_STEPS = 60
@@ -79,8 +80,13 @@ def plan(words: list[str], rates_path: Path, what: WhatIf, seed: int) -> Iterato
     yield from describe(scenario, simulate(scenario, seed), estimate(scenario))
 
 
-def optimise(words: list[str], rates_path: Path, what: WhatIf, limits: Limits, seed: int) -> Iterator[str]:
+def optimise(
+    words: list[str], rates_path: Path, what: WhatIf, limits: Limits, seed: int, most_ranks: int = 0
+) -> Iterator[str]:
     """The lines of a search; the changes are TOML that goes over the recipe.
+
+    Args:
+        most_ranks: learner ranks at most, searched from those of `what` on; they are no key of a recipe.
 
     Raises:
         ConfigError: the recipe or the calibration cannot be used.
@@ -88,12 +94,25 @@ def optimise(words: list[str], rates_path: Path, what: WhatIf, limits: Limits, s
     rates = read_rates(rates_path)
     config = what.recipe(recipe(words))
     limits = replace(limits, replicas=max(limits.replicas, config.generator.replicas))
-    search = Search(config, lambda changed: what.scenario(changed, rates, SEARCH_STEPS), limits, seed)
-    found = search.run()
-    first, forecast = (
-        simulate(what.scenario(each, rates, MOST_STEPS), seed) for each in (config, found.config)
-    )  # at the length of a plan, so that both commands say the same of a recipe
+    found: Proposal | None = None
+    best = what
+    for ranks in range(what.ranks, max(what.ranks, most_ranks) + 1):
+        other = replace(what, ranks=ranks)
+        search = Search(config, partial(_searched, other, rates), limits, seed)
+        proposal = search.run()
+        if found is None or is_better(limits.score(proposal.forecast), limits.score(found.forecast)):
+            found, best = proposal, other
+    assert found is not None
+    # At the length of a plan, so that both commands say the same of a recipe.
+    first = simulate(what.scenario(config, rates, MOST_STEPS), seed)
+    forecast = simulate(best.scenario(found.config, rates, MOST_STEPS), seed)
     yield from describe_proposal(replace(found, first=first, forecast=forecast))
+    if best.ranks != what.ranks:
+        yield f"# learner ranks: {best.ranks}, was {what.ranks} (--ranks)"
+
+
+def _searched(what: WhatIf, rates: Rates, config: RunConfig) -> Scenario:
+    return what.scenario(config, rates, SEARCH_STEPS)
 
 
 def describe(scenario: Scenario, forecast: Forecast, closed: Estimate) -> Iterator[str]:

@@ -51,6 +51,10 @@ def plan(
         int,
         typer.Option("--most-replicas", min=0, help="with --optimise: generators at most; 0: as they are"),
     ] = 0,
+    most_ranks: Annotated[
+        int,
+        typer.Option("--most-ranks", min=0, help="with --optimise: learner ranks at most; 0: as they are"),
+    ] = 0,
     seed: Annotated[int, typer.Option("--plan-seed", help="of lengths, latencies and losses")] = 0,
     debug: Debug = False,
 ) -> int:
@@ -58,14 +62,15 @@ def plan(
     from headway.cli import planning
     from headway.planner.search import Limits
 
-    if not optimise and (most_lag is not None or most_idle is not None or most_replicas):
-        raise ConfigError([("--most-lag, --most-idle, --most-replicas", "are limits of --optimise; add it")])
+    if not optimise and (most_lag is not None or most_idle is not None or most_replicas or most_ranks):
+        told = "--most-lag, --most-idle, --most-replicas, --most-ranks"
+        raise ConfigError([(told, "are limits of --optimise; add it")])
     what = planning.WhatIf(
         replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere
     )
     limits = Limits(most_lag, most_idle, most_replicas)
     lines = (
-        planning.optimise(words or [], rates, what, limits, seed)
+        planning.optimise(words or [], rates, what, limits, seed, most_ranks)
         if optimise
         else planning.plan(words or [], rates, what, seed)
     )

@@ -36,7 +36,8 @@ class SimulatedGenerator:
     """One generator.
 
     Attributes:
-        serving: step of the weights in force; acked: the newest that the learner knows of. alive: it takes tickets.
+        serving: step of the weights in force, since in_force_s; acked: the newest that the learner knows of.
+        alive: it takes tickets.
         held: tickets that the learner has not seen the end of. work_s, push_s: decoding, and standing still for a push.
         wake_s: when `wake` must be called next. life: grows when it is lost, so that what it had scheduled is void.
     """
@@ -48,6 +49,7 @@ class SimulatedGenerator:
         """
         self.index = index
         self.serving = self.acked = 0
+        self.in_force_s = 0.0
         self.alive = True
         self.life = 0
         self.held: set[int] = set()
@@ -64,6 +66,7 @@ class SimulatedGenerator:
         self._since_s = 0.0  # the next decode step begins then
         self._switches: tuple[list[int], list[int]] = ([0], [0])  # counts, and the weights from there on
         self._staged: int | None = None
+        self._workers_free_s = [0.0] * scenario.reward_workers
 
     def grant(self, now: float, ticket_id: int, lengths: list[int]) -> None:
         """A ticket; its members join at the next step for which there is room for all of them."""
@@ -94,6 +97,7 @@ class SimulatedGenerator:
         self._waiting.clear()
         self._running.clear()
         self.alive, self._staged, self.wake_s = False, None, NEVER
+        self._workers_free_s = [now] * len(self._workers_free_s)
         self.life += 1
         return lost
 
@@ -104,11 +108,17 @@ class SimulatedGenerator:
         self._switches = ([self._count], [step])
 
     def turn_end(self, ready_s: float) -> float:
-        """When the learner is sent what is ready at `ready_s`: a turn's messages leave after its decode step."""
+        """When the learner is sent a reward that is ready at `ready_s`: trajectories leave after a decode step."""
         if not self._running:
             return max(ready_s, self._since_s)
         steps = math.ceil((ready_s - self._since_s) / self._step_s - EPSILON)
         return self._since_s + max(1, steps) * self._step_s
+
+    def score(self, now: float, reward_s: float) -> float:
+        """When the first free reward worker has scored a completion that ends now."""
+        begin = max(now, heapq.heappop(self._workers_free_s))
+        heapq.heappush(self._workers_free_s, begin + reward_s)
+        return begin + reward_s
 
     def catch_up(self, now: float) -> None:
         """Book the decode steps that have ended by now."""
@@ -163,7 +173,7 @@ class SimulatedGenerator:
             context += sum(self._count - start for _, start, _ in self._running)
             pause_s += self._rates.prefill(context)
         self.push_s += pause_s
-        self._since_s = max(self._since_s, now) + pause_s
+        self._since_s = self.in_force_s = max(self._since_s, now) + pause_s
         self.serving, self._staged = self._staged, None
         counts, steps = self._switches
         counts.append(self._count)

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -59,7 +59,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
             ready beside decoding; apply: seconds that its decoding pauses. By bytes pushed.
         push_bytes: of one push at the recipe's dtype.
         turn: seconds per step that the learner spends on everything else (packing, messages, records).
-        reward: sampled reward latencies; groups: completion lengths in tokens, one list per sampled group.
+        reward: sampled seconds that a reward worker spends on a completion.
+        groups: completion lengths in tokens, one list per sampled group.
         prompt_tokens: mean length of a prompt.
         zero_variance: share of groups whose members all earn the same.
         decode_beside, train_beside: factors on decode and train while the other side works on the same machine.

@@ -19,6 +19,7 @@ class Scenario:
         steps: optimizer steps; replicas: generators; max_running: sequences that one decodes at once.
         ranks: learner ranks that share the tokens of a step; mode, recompute: `push.mode`, and whether a push
             forwards the caches again.
+        reward_workers: of each generator; one scores one completion at a time.
         filter_flat: groups without a gradient are replaced.
         warmup: first steps that count in no rate, share or lag.
         in_order: tickets have the lengths of Rates' groups one after the other instead of drawn ones.
@@ -38,6 +39,7 @@ class Scenario:
     unit: StalenessUnit = StalenessUnit.TRAJECTORY
     mode: str = "in_flight"
     recompute: bool = False
+    reward_workers: int = 1
     filter_flat: bool = True
     warmup: int = 0
     in_order: bool = False
@@ -91,6 +93,7 @@ def scenario_of(
         unit=StalenessUnit(staleness.unit),
         mode=config.push.mode,
         recompute=config.push.kv != "keep",
+        reward_workers=config.reward.workers,
         filter_flat=config.algo.filter_zero_variance,
         beside=beside,
         warmup=warmup,

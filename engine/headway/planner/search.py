@@ -42,6 +42,13 @@ class Limits:
         idle = 0.0 if self.learner_idle is None else max(0.0, forecast.learner_idle - self.learner_idle)
         return lag + idle
 
+    def score(self, forecast: Forecast) -> tuple[float, float]:
+        """(less excess is better, more tokens per second or per price are better)."""
+        worth = forecast.tokens_per_s
+        if forecast.price > 0:
+            worth /= forecast.price / forecast.wall_s
+        return (-self.excess(forecast), worth)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -104,7 +111,7 @@ class Search:
                 key=lambda pair: pair[0],
                 default=(score, best),
             )
-            if not _is_better(found[0], score):
+            if not is_better(found[0], score):
                 break
             score, best = found
         best = self._without_idle_changes(best)
@@ -151,20 +158,14 @@ class Search:
         return len(points) == 1 or scenario.max_running <= max(measured, self._start.generator.max_running)
 
     def _score(self, config: RunConfig) -> tuple[float, float]:
-        """(less excess is better, more tokens per second or per price are better)."""
         forecast = self._forecast(config)
-        if forecast is None:
-            return (-float("inf"), 0.0)
-        worth = forecast.tokens_per_s
-        if forecast.price > 0:
-            worth /= forecast.price / forecast.wall_s
-        return (-self._limits.excess(forecast), worth)
+        return (-float("inf"), 0.0) if forecast is None else self._limits.score(forecast)
 
     def _without_idle_changes(self, best: RunConfig) -> RunConfig:
         """The same without the changes that are worth nothing, taken back one by one."""
         for key in KEYS:
             plain = _with(best, key, _get(self._start, key))
-            if plain != best and not _is_better(self._score(best), self._score(plain)):
+            if plain != best and not is_better(self._score(best), self._score(plain)):
                 best = plain
         return best
 
@@ -182,7 +183,7 @@ class Search:
         return Change(key, before, after, told)
 
 
-def _is_better(score: tuple[float, float], than: tuple[float, float]) -> bool:
+def is_better(score: tuple[float, float], than: tuple[float, float]) -> bool:
     """By enough to be worth a change."""
     if abs(score[0] - than[0]) > 1e-3:
         return score[0] > than[0]

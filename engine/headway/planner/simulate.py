@@ -120,7 +120,7 @@ class Simulation:
             self._ended(member)
         if generator.serving != serving:
             life, step = generator.life, generator.serving
-            self._at(generator.turn_end(self._now), lambda: self._acked(generator, life, step))
+            self._at(generator.in_force_s, lambda: self._acked(generator, life, step))
         self._watch(generator)
 
     def _acked(self, generator: SimulatedGenerator, life: int, step: int) -> None:
@@ -135,7 +135,8 @@ class Simulation:
         group.waiting_for -= 1
         reward = self._rates.reward
         reward_s = self._random.choice(reward) if len(reward) > 1 else reward[0]
-        group.rewarded_s = max(group.rewarded_s, group.generator.turn_end(self._now + reward_s))
+        scored_s = group.generator.score(self._now, reward_s)
+        group.rewarded_s = max(group.rewarded_s, group.generator.turn_end(scored_s))
         if not group.waiting_for:
             self._at(group.rewarded_s, lambda: self._arrived(member.ticket_id, group))
 

@@ -33,7 +33,7 @@ class Measurements:
         prefill: (prompt tokens, seconds beyond the decode step) of the turns with one.
         train: (sampled tokens and one prompt a group, seconds) of the updates; what completions share of their
             beginnings is in the seconds.
-        publish_s, apply_s: of a push of push_bytes; reward: latencies.
+        publish_s, apply_s: of a push of push_bytes; reward: a worker's on a completion.
         lengths: of each group; prompt_tokens: of each prompt; num_flat: groups whose members earned the same.
     """
 
@@ -56,6 +56,9 @@ class Calibration:
         config: the recipe; seconds: about as long as generating and training may take together.
         note: told what takes long.
 
+    Attributes:
+        groups: finished ones, in the order in which they ended.
+
     Raises:
         HeadwayError: the recipe's model or environment cannot be used.
     """
@@ -75,7 +78,7 @@ class Calibration:
         )
         self._next_ticket = 0
         self._open: dict[int, tuple[Ticket, list[Trajectory]]] = {}
-        self._groups: list[Group] = []
+        self.groups: list[Group] = []
         self.measured = Measurements()
 
     def run(self) -> Measurements:
@@ -111,14 +114,14 @@ class Calibration:
         most = max(1, generator.max_running // batch.samples)
         wanted = max(LEAST_GROUPS, 2 * batch.prompts)
         began_s, wave = time.monotonic(), 0
-        while len(self._groups) < wanted or wave < 3:
+        while len(self.groups) < wanted or wave < 3:
             num_groups = (most, 1, max(1, most // 3))[wave % 3]
             if not self._wave(num_groups):
                 break
             wave += 1
-            if time.monotonic() - began_s > self._seconds / 2 and len(self._groups) >= batch.prompts:
+            if time.monotonic() - began_s > self._seconds / 2 and len(self.groups) >= batch.prompts:
                 break
-        self._note(f"generated {len(self._groups)} groups in {time.monotonic() - began_s:.0f} s")
+        self._note(f"generated {len(self.groups)} groups in {time.monotonic() - began_s:.0f} s")
 
     def _wave(self, num_groups: int) -> bool:
         """Generate so many groups side by side; False when there are no prompts left."""
@@ -164,12 +167,17 @@ class Calibration:
         return 0 if engine.num_sampled > sampled else prompt_tokens
 
     def _rewards(self) -> None:
-        began_s = time.perf_counter()
+        began_s, workers = time.perf_counter(), self._config.reward.workers
         while self._rollout.num_scoring:
+            busy = min(workers, self._rollout.num_scoring)
             results = self._rollout.rewards.wait(REWARD_WAIT_S)
+            ended_s = time.perf_counter()
             self._rollout.collect(results)
             self._rollout.rewards.check()
-            self.measured.reward.extend([time.perf_counter() - began_s] * len(results))
+            count = sum(len(result.rewards) for result in results)
+            if count:
+                self.measured.reward.extend([busy * (ended_s - began_s) / count] * count)
+                began_s = ended_s
 
     def _arrived(self, trajectory: Trajectory) -> None:
         ticket, members = self._open[trajectory.ticket_id]
@@ -178,7 +186,7 @@ class Calibration:
             return
         del self._open[trajectory.ticket_id]
         group = Group(ticket, sorted(members, key=lambda member: member.member), [], 0.0)
-        self._groups.append(group)
+        self.groups.append(group)
         self.measured.lengths.append([member.num_sampled for member in group.trajectories])
         self.measured.num_flat += len({member.reward for member in members}) == 1
 
@@ -187,18 +195,18 @@ class Calibration:
     def _train(self) -> None:
         """Updates on half a batch, a whole and two, the first of all not counted."""
         prompts = self._config.batch.prompts
-        sizes = sorted({max(1, prompts // 2), prompts, min(2 * prompts, len(self._groups))})
-        sizes = [size for size in sizes if size <= len(self._groups)]
+        sizes = sorted({max(1, prompts // 2), prompts, min(2 * prompts, len(self.groups))})
+        sizes = [size for size in sizes if size <= len(self.groups)]
         if not sizes:
             raise HeadwayError(
                 "no group was finished with a reward for each member: there is nothing to train"
             )
-        self._update(self._groups[: sizes[0]])
+        self._update(self.groups[: sizes[0]])
         began_s = time.monotonic()
         for turn in range(REPEATS):
             for size in sizes:
-                start = turn * size % max(1, len(self._groups) - size + 1)
-                self.measured.train.append(self._update(self._groups[start : start + size]))
+                start = turn * size % max(1, len(self.groups) - size + 1)
+                self.measured.train.append(self._update(self.groups[start : start + size]))
             if time.monotonic() - began_s > self._seconds / 2:
                 break
         self._note(f"trained {len(self.measured.train)} updates in {time.monotonic() - began_s:.0f} s")
