@@ -15,10 +15,11 @@ from headway_bench.harness import recording, wide_console
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench: the module whose `main(argv) -> int` runs it, and one line about it."""
+    """A bench: the module whose `entry(argv) -> int` runs it, and one line about it."""
 
     module: str
     about: str
+    entry: str = "main"
 
 
 BENCHES: dict[str, Bench] = {
@@ -49,8 +50,20 @@ BENCHES: dict[str, Bench] = {
         "headway_bench.fuzz.bench",
         "mutated messages at every socket of a learner's process, which goes on serving",
     ),
+    "generate": Bench(
+        "headway_bench.alone.bench", "a recipe's generators alone, in shares of their bare work", "generate"
+    ),
+    "learn": Bench(
+        "headway_bench.alone.bench", "a recipe's learner alone, in shares of its bare work", "learn"
+    ),
+    "loop": Bench(
+        "headway_bench.pareto", "whole runs of a recipe over max_lag and batch: throughput, lag, ESS"
+    ),
     "plan": Bench(
         "headway_bench.shaped.bench", "what headway plan predicts, against real runs shaped by sleeps"
+    ),
+    "optimise": Bench(
+        "headway_bench.shaped.grid", "what headway plan --optimise proposes, against a grid of real runs"
     ),
     "async": Bench(
         "headway_bench.shaped.asynchronous", "asynchronous runs over the synchronous one, shaped by sleeps"
@@ -82,7 +95,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if bench is None:
         raise UnsupportedOption(unknown_name(name))
     ours, theirs = _shared_options(arguments)
-    main: Callable[[Sequence[str]], int] = importlib.import_module(bench.module).main
+    main: Callable[[Sequence[str]], int] = getattr(importlib.import_module(bench.module), bench.entry)
     if ours.compare is None and not ours.keep_baseline:
         return main(theirs)
     before = read_baseline(name, ours.compare) if ours.compare is not None else []

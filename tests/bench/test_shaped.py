@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.planner import Curve, Forecast, constant
-from headway_bench.shaped.asynchronous import CONTESTANTS, SIGMA, Setup
+from headway_bench.shaped.asynchronous import CONTESTANTS, DECODE, SIGMA, Setup
 from headway_bench.shaped.bench import Compared, Overhead, scenario
 from headway_bench.shaped.cases import CASES
 from headway_bench.shaped.child import Pace
@@ -90,7 +90,7 @@ def test_an_update_takes_half_of_a_synchronous_rounds_generation() -> None:
     shape = setup.shape()
     groups = shape.rates(0, 2, 20 * 8, 5.0).groups
     longest = [max(max(group) for group in groups[at : at + 8]) for at in range(0, 160, 8)]
-    assert shape.train(0) == pytest.approx(statistics.fmean(longest) * 0.0302 / 2, rel=0.05)
+    assert shape.train(0) == pytest.approx(statistics.fmean(longest) * DECODE(8) / 2, rel=0.05)
     assert [each.max_lag for each in CONTESTANTS].count(0) == 1
 
 

@@ -24,6 +24,9 @@ from headway_bench.shaped.shape import Shape
 
 MEAN = 20  # tokens
 MOST_RUNNING = 1024
+DECODE = Curve(
+    [(1, 0.040), (MOST_RUNNING, 0.066)]
+)  # more than the tiny model's own work for so many sequences
 SIGMA = 0.97  # of log-normal lengths whose 99th percentile is six times their mean
 AIM = 2.5
 SYNCHRONOUS = "synchronous"
@@ -35,20 +38,26 @@ class Contestant:
 
     policy: str
     max_lag: int
+    overtaking: int = 0  # steps' worth of window; 0: as by default
 
     @property
     def name(self) -> str:
         """For the table."""
-        return f"{self.policy}, max_lag {self.max_lag}" if self.max_lag else SYNCHRONOUS
+        if not self.max_lag:
+            return SYNCHRONOUS
+        window = f", W = 1 + {self.overtaking} P" if self.overtaking else ""
+        return f"{self.policy}, max_lag {self.max_lag}{window}"
 
-    def sections(self) -> dict[str, Any]:
+    def sections(self, prompts: int) -> dict[str, Any]:
         """Of the recipe."""
-        return {"staleness": {"policy": self.policy, "max_lag": self.max_lag}}
+        window = 1 + self.overtaking * prompts if self.overtaking else 0
+        return {"staleness": {"policy": self.policy, "max_lag": self.max_lag, "window": window}}
 
 
 CONTESTANTS = (
     Contestant("window", 0),
     Contestant("window", 2),
+    Contestant("window", 2, overtaking=1),
     Contestant("window", 4),
     Contestant("wait", 2),
     Contestant("capacity", 2),
@@ -65,7 +74,7 @@ class Setup:
     samples: int
     steps: int
     warmup: int
-    longest: int = 20  # completion, in means
+    longest: int = 8  # completion, in means
 
     def recipe(self, shape: Shape, contestant: Contestant) -> dict[str, Any]:
         """What a contestant runs."""
@@ -74,7 +83,7 @@ class Setup:
             steps=self.steps,
             batch={"prompts": self.prompts, "samples": self.samples},
             generator={"max_running": MOST_RUNNING},
-            **contestant.sections(),
+            **contestant.sections(self.prompts),
         )
 
     def scenario(self, shape: Shape, contestant: Contestant, seed: int) -> Scenario:
@@ -86,7 +95,7 @@ class Setup:
     def shape(self) -> Shape:
         """Updates take half of a synchronous round's generation."""
         base = Shape(
-            decode=Curve([(1, 0.030), (MOST_RUNNING, 0.050)]),
+            decode=DECODE,
             train=constant(0.0),
             mean=MEAN,
             sigma=SIGMA,
@@ -96,11 +105,25 @@ class Setup:
         return msgspec.structs.replace(base, train=constant(alone.wall_s / alone.steps / 2))
 
 
+def length_line(setup: Setup, shape: Shape) -> str:
+    """What the drawn lengths are like, cut as they are."""
+    num_tickets = setup.steps * setup.prompts
+    lengths = sorted(
+        shape.length(0, ticket, member) for ticket in range(num_tickets) for member in range(setup.samples)
+    )
+    mean = sum(lengths) / len(lengths)
+    p99 = lengths[int(0.99 * (len(lengths) - 1))]
+    return f"mean {mean:.1f} tokens, p99/mean {p99 / mean:.1f}, longest/mean {lengths[-1] / mean:.1f}"
+
+
 def table(setup: Setup, shape: Shape, results: dict[Contestant, dict[int, Measured]]) -> Table:
     """Per contestant: tokens/s, its ratio over the synchronous run as measured and as planned, lag, idle shares."""
     base = simulate(setup.scenario(shape, CONTESTANTS[0], 0))
     synchronous = {turn: each.tokens_per_s for turn, each in results[CONTESTANTS[0]].items()}
-    title = f"{setup.prompts} x {setup.samples}, an update takes {shape.train(0):.2f} s"
+    title = (
+        f"{setup.prompts} x {setup.samples}, an update takes {shape.train(0):.2f} s; lengths of the first round: "
+        f"{length_line(setup, shape)}"
+    )
     shown = Table(title=title, title_justify="left")
     for column in (
         "run",
@@ -131,12 +154,15 @@ def table(setup: Setup, shape: Shape, results: dict[Contestant, dict[int, Measur
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry. Returns 1 when the default settings miss the aim."""
     parser = argparse.ArgumentParser(prog="headway bench async", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--longest", type=int, default=20, help="completion, in means")
-    parser.add_argument("--steps", type=int, default=24, help="updates of a run")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--longest", type=int, default=8, help="completion, in means")
+    parser.add_argument("--steps", type=int, default=16, help="updates of a run")
     parser.add_argument("--warmup", type=int, default=4, help="of them, first ones that do not count")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", default="", help="contestants whose name contains this, and the synchronous one"
+    )
     parser.add_argument("--out", type=Path, help="file for the rows, as JSON lines")
     options = parser.parse_args(arguments)
     if not 0 < options.warmup < options.steps:
@@ -144,8 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = wide_console()
     setup = Setup(options.prompts, options.samples, options.steps, options.warmup, options.longest)
     shape = setup.shape()
-    results: dict[Contestant, dict[int, Measured]] = {each: {} for each in CONTESTANTS}
-    for turn, contestant in interleave(CONTESTANTS, options.rounds):
+    chosen = [each for each in CONTESTANTS if each == CONTESTANTS[0] or options.only in each.name]
+    results: dict[Contestant, dict[int, Measured]] = {each: {} for each in chosen}
+    for turn, contestant in interleave(chosen, options.rounds):
         real = play(shape, setup.recipe(shape, contestant), turn, options.warmup)
         results[contestant][turn] = real
         console.print(f"round {turn}, {contestant.name}: {real.tokens_per_s:.0f} tokens/s", highlight=False)
@@ -167,9 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 },
                 ratios={"over synchronous": ratios[each]},
             )
-            for each in CONTESTANTS
+            for each in chosen
         ]  # fmt: skip
         write_rows(rows, options.out)
+    if JUDGED not in ratios:
+        console.print(f"{JUDGED.name} did not run, so the aim of {AIM} is not judged", highlight=False)
+        return 0
     return 0 if quantiles(ratios[JUDGED]).p50 >= AIM else 1
 
 
