@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -125,3 +126,19 @@ def test_learner_ranks_are_searched_where_the_learner_is_slow(
     assert (code, "# learner ranks: 3, was 1" in text) == (0, True)
     code, text = run([*files, "--optimise", "--most-ranks", "3"], capsys)
     assert (code, "learner ranks" in text) == (0, False)
+
+
+def test_an_effective_sample_size_is_kept(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = run([*files, "--optimise", "--least-ess", "0.9"], capsys)
+    assert (code, "--least-ess" in text and "calibrate" in text) == (2, True)
+    drifting = tmp_path / "drifting.json"
+    msgspec.structs.replace(read_rates(tmp_path / "rates.json"), drift=0.1).write(drifting)
+    words = [files[0], "--rates", str(drifting)]
+    text = run(words, capsys)[1]
+    lag, ess = (float(text.split(name)[1].split()[0]) for name in ("mean lag", "effective sample size"))
+    assert math.exp(-0.1 * lag) - 0.01 < ess < 1.0
+    free, kept = (run([*words, "--optimise", *more], capsys)[1] for more in ([], ["--least-ess", "0.95"]))
+    lags = [float(each.split("proposed:")[1].split("mean lag ")[1].split(",")[0]) for each in (free, kept)]
+    assert lags[1] <= -math.log(0.95) / 0.1 + 0.05 < lags[0]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from headway.cli.calibrating import calibrate, decode_curve, line_through, rates_of
+from headway.cli.calibrating import calibrate, decode_curve, drift_of, line_through, rates_of
 from headway.config import RunConfig
 from headway.errors import HeadwayError
 from headway.planner import read_rates, scenario_of, simulate
@@ -30,7 +31,11 @@ def test_a_recipe_is_measured_in_seconds_and_can_be_planned_at_once(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rates.json"
-    recipe = config(model={"path": str(tiny_model)})
+    env: dict[str, object] = {
+        "name": "sort",
+        "args": {"digits": 3, "reward": "sum7"},
+    }  # differs within a group
+    recipe = config(model={"path": str(tiny_model)}, env=env, learner={"threads": 1, "lr": 1e-3})
     calibrate(recipe, path, 3.0)
     rates = read_rates(path)
     assert len(rates.groups) >= 4
@@ -41,6 +46,7 @@ def test_a_recipe_is_measured_in_seconds_and_can_be_planned_at_once(
     assert 0 < rates.train(50) <= rates.train(500)
     assert len(rates.reward) > 1
     assert min(rates.reward) > 0
+    assert 0 < rates.drift < 1
     assert "decode step" in capsys.readouterr().out
     forecast = simulate(scenario_of(recipe, rates))
     assert forecast.tickets["trained"] == 40
@@ -54,6 +60,12 @@ def test_curves_go_through_what_was_measured() -> None:
     assert [curve(n) for n in (4, 16, 30)] == pytest.approx([0.04, 0.16, 0.30], rel=0.1)
     noisy = decode_curve({1: [0.02], 2: [0.01], 3: [0.03]})
     assert noisy(2) >= noisy(1)
+
+
+def test_drift_is_the_slope_of_the_logarithm() -> None:
+    assert drift_of([(lag, math.exp(-0.02 * lag)) for lag in range(8)]) == pytest.approx(0.02)
+    assert drift_of([(0, 0.5), (1, 0.0)]) == 0.0
+    assert drift_of([(3, 1.0 + 1e-7)]) == 0.0
 
 
 def test_nothing_measured_is_no_calibration() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,6 +58,7 @@ def rates_of(config: RunConfig, measured: Measurements) -> Rates:
         zero_variance=min(
             flat, 0.95
         ),  # a calibration without any group that trains would plan a run without end
+        drift=drift_of(measured.ess),
         versions={name: metadata.version(name) for name in PACKAGES},
     )
 
@@ -100,6 +102,16 @@ def line_through(points: Sequence[tuple[int, float]]) -> Curve:
     return Curve([(0.0, start), (high, start + slope * high)])
 
 
+def drift_of(points: Iterable[tuple[int, float]]) -> float:
+    """How much each update lowers the logarithm of the effective sample size: least squares through the origin.
+
+    Args:
+        points: (updates since the weights that sampled, effective sample size).
+    """
+    known = [(lag, -math.log(min(1.0, ess))) for lag, ess in points if lag and ess > 0.0]
+    return sum(lag * loss for lag, loss in known) / sum(lag * lag for lag, _ in known) if known else 0.0
+
+
 def proportional(x: float, seconds: float) -> Curve:
     """Through the origin; a constant when there is no x."""
     return Curve([(0.0, 0.0), (float(x), seconds)]) if x > 0 else constant(seconds)
@@ -115,6 +127,8 @@ def describe(rates: Rates) -> list[str]:
         "for each 1,000 tokens",
         f"push of {rates.push_bytes:,} bytes: learner {1e3 * rates.publish(rates.push_bytes):.2f} ms, "
         f"generator {1e3 * rates.apply(rates.push_bytes):.2f} ms",
+        f"effective sample size: {math.exp(-rates.drift):.4f} after one update of lag, "
+        f"{math.exp(-8 * rates.drift):.4f} after eight",
         f"reward: {1e3 * statistics.median(rates.reward):.2f} ms a completion",
         f"{len(rates.groups)} groups: mean length {rates.mean_length:.1f} tokens, prompts {rates.prompt_tokens:.1f}, "
         f"groups without a gradient {rates.zero_variance:.0%}",

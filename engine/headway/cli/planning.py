@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headway.cli.running import recipe
 from headway.config import RunConfig
+from headway.errors import ConfigError
 from headway.planner import Estimate, Forecast, Rates, Scenario, estimate, read_rates, scenario_of, simulate
 from headway.planner.search import Limits, Proposal, Search, is_better
 
@@ -93,7 +94,11 @@ def optimise(
     """
     rates = read_rates(rates_path)
     config = what.recipe(recipe(words))
-    limits = replace(limits, replicas=max(limits.replicas, config.generator.replicas))
+    if limits.ess is not None and not rates.drift:
+        raise ConfigError(
+            [("--least-ess", f"{rates_path} says nothing of it; calibrate with a recipe that learns")]
+        )
+    limits = replace(limits, replicas=max(limits.replicas, config.generator.replicas), drift=rates.drift)
     found: Proposal | None = None
     best = what
     for ranks in range(what.ranks, max(what.ranks, most_ranks) + 1):
@@ -121,6 +126,8 @@ def describe(scenario: Scenario, forecast: Forecast, closed: Estimate) -> Iterat
     yield f"{'tokens/s':<22}{forecast.tokens_per_s:>12,.1f}{closed.tokens_per_s:>14,.1f}"
     yield f"{'samples/s':<22}{forecast.samples_per_s:>12,.1f}"
     yield f"{'mean lag':<22}{forecast.lag_mean:>12.2f}{closed.lag_mean:>14.2f}"
+    if scenario.rates.drift:
+        yield f"{'effective sample size':<22}{forecast.ess(scenario.rates.drift):>12.4f}"
     yield f"{'seconds in the queue':<22}{forecast.queue_s:>12.2f}"
     yield f"{'the generators are' if closed.rho < 1 else 'the learner is'} the slower side"
     yield ""

@@ -51,6 +51,10 @@ def plan(
         int,
         typer.Option("--most-replicas", min=0, help="with --optimise: generators at most; 0: as they are"),
     ] = 0,
+    least_ess: Annotated[
+        float | None,
+        typer.Option("--least-ess", min=0.0, max=1.0, help="with --optimise: effective sample size at least"),
+    ] = None,
     most_ranks: Annotated[
         int,
         typer.Option("--most-ranks", min=0, help="with --optimise: learner ranks at most; 0: as they are"),
@@ -62,13 +66,15 @@ def plan(
     from headway.cli import planning
     from headway.planner.search import Limits
 
-    if not optimise and (most_lag is not None or most_idle is not None or most_replicas or most_ranks):
-        told = "--most-lag, --most-idle, --most-replicas, --most-ranks"
+    if not optimise and (
+        most_lag is not None or most_idle is not None or most_replicas or most_ranks or least_ess is not None
+    ):
+        told = "--most-lag, --most-idle, --most-replicas, --most-ranks, --least-ess"
         raise ConfigError([(told, "are limits of --optimise; add it")])
     what = planning.WhatIf(
         replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere
     )
-    limits = Limits(most_lag, most_idle, most_replicas)
+    limits = Limits(most_lag, most_idle, most_replicas, ess=least_ess)
     lines = (
         planning.optimise(words or [], rates, what, limits, seed, most_ranks)
         if optimise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headway.planner.scenario import Scenario
@@ -38,6 +39,10 @@ class Forecast:
     def lag_mean(self) -> float:
         """Of a trained token, in optimizer steps."""
         return sum(lag * share for lag, share in enumerate(self.lag_histogram))
+
+    def ess(self, drift: float) -> float:
+        """Effective sample size of the ratios as a share, where each update of lag lowers its logarithm by `drift`."""
+        return sum(share * math.exp(-drift * lag) for lag, share in enumerate(self.lag_histogram))
 
     @property
     def learner_idle(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         groups: completion lengths in tokens, one list per sampled group.
         prompt_tokens: mean length of a prompt.
         zero_variance: share of groups whose members all earn the same.
+        drift: by how much an update of lag lowers the logarithm of the effective sample size; 0: not known.
         decode_beside, train_beside: factors on decode and train while the other side works on the same machine.
     """
 
@@ -80,6 +82,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     reward: list[float] = msgspec.field(default_factory=lambda: [0.0])
     prompt_tokens: float = 1.0
     zero_variance: float = 0.0
+    drift: float = 0.0
     decode_beside: float = 1.0
     train_beside: float = 1.0
     versions: dict[str, str] = {}
@@ -90,6 +93,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a calibration needs sampled groups with lengths of at least 1 token")
         if not 0.0 <= self.zero_variance < 1.0:
             raise ValueError(f"zero_variance is a share below 1, got {self.zero_variance}")
+        if not 0.0 <= self.drift < math.inf:
+            raise ValueError(f"drift is not negative, got {self.drift}")
         if not self.reward or min(self.decode_beside, self.train_beside) < 1.0 or min(self.reward) < 0:
             raise ValueError(
                 "rewards take no negative time, and work beside other work is not faster than alone"

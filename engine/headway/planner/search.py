@@ -29,18 +29,22 @@ class Limits:
     Attributes:
         lag: mean lag of a token at most; learner_idle: share of the learner's time at most; None: any.
         replicas: generators at most. running: sequences of one generator at most; 0: as far as was calibrated.
+        ess: effective sample size at least, where an update of lag lowers it by `drift` (see Rates).
     """
 
     lag: float | None = None
     learner_idle: float | None = None
     replicas: int = 1
     running: int = 0
+    ess: float | None = None
+    drift: float = 0.0
 
     def excess(self, forecast: Forecast) -> float:
         """How far a forecast is beyond; 0 when it keeps them."""
         lag = 0.0 if self.lag is None else max(0.0, forecast.lag_mean - self.lag)
         idle = 0.0 if self.learner_idle is None else max(0.0, forecast.learner_idle - self.learner_idle)
-        return lag + idle
+        ess = 0.0 if self.ess is None else max(0.0, self.ess - forecast.ess(self.drift))
+        return lag + idle + ess
 
     def score(self, forecast: Forecast) -> tuple[float, float]:
         """(less excess is better, more tokens per second or per price are better)."""

@@ -35,6 +35,7 @@ class Measurements:
             beginnings is in the seconds.
         publish_s, apply_s: of a push of push_bytes; reward: a worker's on a completion.
         lengths: of each group; prompt_tokens: of each prompt; num_flat: groups whose members earned the same.
+        ess: (updates made since the weights that sampled, effective sample size) of each update.
     """
 
     decode: dict[int, list[float]] = field(default_factory=lambda: defaultdict[int, list[float]](list))
@@ -47,6 +48,7 @@ class Measurements:
     lengths: list[list[int]] = field(default_factory=list[list[int]])
     prompt_tokens: list[int] = field(default_factory=list[int])
     num_flat: int = 0
+    ess: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
 
 
 class Calibration:
@@ -76,7 +78,7 @@ class Calibration:
         self._rollout = Rollout(
             "calibration", engine, build_rewards(config), self._source, self._parts.tokenizer.decode_many
         )
-        self._next_ticket = 0
+        self._next_ticket = self._num_updates = 0
         self._open: dict[int, tuple[Ticket, list[Trajectory]]] = {}
         self.groups: list[Group] = []
         self.measured = Measurements()
@@ -212,7 +214,10 @@ class Calibration:
         self._note(f"trained {len(self.measured.train)} updates in {time.monotonic() - began_s:.0f} s")
 
     def _update(self, groups: Sequence[Group]) -> tuple[int, float]:
+        learner = self._config.learner
         began_s = time.perf_counter()
-        self._parts.trainer.step(groups, 1)
+        stats = self._parts.trainer.step(groups, min(self._config.steps, learner.warmup_steps + 1))
         seconds = time.perf_counter() - began_s
+        self.measured.ess.append((self._num_updates, stats.policy.ess))
+        self._num_updates += not stats.skipped and stats.grad_norm > 0
         return sum(group.num_tokens + len(group.ticket.prompt_ids) for group in groups), seconds
