@@ -142,3 +142,16 @@ def test_an_effective_sample_size_is_kept(
     free, kept = (run([*words, "--optimise", *more], capsys)[1] for more in ([], ["--least-ess", "0.95"]))
     lags = [float(each.split("proposed:")[1].split("mean lag ")[1].split(",")[0]) for each in (free, kept)]
     assert lags[1] <= -math.log(0.95) / 0.1 + 0.05 < lags[0]
+
+
+def test_longer_completions_and_tails_slow_a_plan_down(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growing = tmp_path / "growing.json"
+    msgspec.structs.replace(read_rates(tmp_path / "rates.json"), context=1e-5).write(growing)
+    words = [files[0], "--rates", str(growing)]
+    plain, longer, tailed = (
+        rate_of(run([*words, *more], capsys)[1]) for more in ([], ["--length-factor", "4"], ["--tail", "400"])
+    )
+    assert longer < 0.8 * plain  # 75 tokens of context more for each of 8 sequences: 6 ms on 10
+    assert tailed < 0.8 * plain

@@ -181,3 +181,20 @@ def test_reward_workers_that_are_too_few_set_the_pace() -> None:
     assert four.samples_per_s == pytest.approx(16.0, rel=0.05)
     enough = simulate(scenario(slow, reward_workers=64))
     assert enough.samples_per_s > 1.2 * four.samples_per_s
+
+
+def test_longer_completions_bring_context_and_longer_steps() -> None:
+    measured = rates(decode=Curve([(1, 0.01), (64, 0.02)]), context=1e-6, prompt_tokens=20.0)
+    assert measured.mean_context == pytest.approx(20 + LENGTH / 2)
+    twice = measured.with_lengths(factor=2.0)
+    assert twice.groups == [[2 * LENGTH] * 4]
+    assert twice.decode(64) == pytest.approx(0.02 + 64 * 1e-6 * LENGTH / 2)
+    assert measured.with_lengths() == measured
+
+
+def test_a_tail_is_the_longest_hundredth() -> None:
+    measured = rates(groups=[list(range(1, 101)), list(range(101, 201))])
+    lengths = [length for group in measured.with_lengths(tail=32_768).groups for length in group]
+    assert sorted(lengths) == [*range(1, 199), 32_768, 32_768]
+    short = rates().with_lengths(tail=500)  # of fewer than a hundred the longest
+    assert max(max(group) for group in short.groups) == 500

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.calibrating import calibrate, decode_curve, drift_of, line_through, rates_of
+from headway.cli.calibrating import calibrate, context_of, decode_curve, drift_of, line_through, rates_of
 from headway.config import RunConfig
 from headway.errors import HeadwayError
 from headway.planner import read_rates, scenario_of, simulate
@@ -60,6 +60,13 @@ def test_curves_go_through_what_was_measured() -> None:
     assert [curve(n) for n in (4, 16, 30)] == pytest.approx([0.04, 0.16, 0.30], rel=0.1)
     noisy = decode_curve({1: [0.02], 2: [0.01], 3: [0.03]})
     assert noisy(2) >= noisy(1)
+
+
+def test_context_is_what_grows_with_it_beside_the_sequences() -> None:
+    turns = [(n, c, 0.01 + 1e-4 * n + 2e-7 * n * c) for n in (1, 8, 32) for c in (10.0, 50.0, 400.0)]
+    assert context_of(turns) == pytest.approx(2e-7, rel=1e-6)
+    assert context_of([(n, c, 0.01 - 1e-8 * n * c) for n, c, _ in turns]) == 0.0
+    assert context_of(turns[:2]) == 0.0
 
 
 def test_drift_is_the_slope_of_the_logarithm() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import typer
 
 from headway.config import RunConfig
@@ -59,6 +60,7 @@ def rates_of(config: RunConfig, measured: Measurements) -> Rates:
             flat, 0.95
         ),  # a calibration without any group that trains would plan a run without end
         drift=drift_of(measured.ess),
+        context=context_of(measured.by_context),
         versions={name: metadata.version(name) for name in PACKAGES},
     )
 
@@ -102,6 +104,20 @@ def line_through(points: Sequence[tuple[int, float]]) -> Curve:
     return Curve([(0.0, start), (high, start + slope * high)])
 
 
+def context_of(turns: Sequence[tuple[int, float, float]]) -> float:
+    """Seconds that a token of a running sequence's context adds to a decode step: least squares beside the number
+    of sequences; 0 where too little was measured, or no growth.
+
+    Args:
+        turns: (running sequences, tokens of context that each has, seconds).
+    """
+    if len(turns) < 3:
+        return 0.0
+    running, context, seconds = np.array(turns, np.float64).T
+    columns = np.column_stack([np.ones(len(turns)), running, running * context])
+    return max(0.0, float(np.linalg.lstsq(columns, seconds, rcond=None)[0][2]))
+
+
 def drift_of(points: Iterable[tuple[int, float]]) -> float:
     """How much each update lowers the logarithm of the effective sample size: least squares through the origin.
 
@@ -127,6 +143,7 @@ def describe(rates: Rates) -> list[str]:
         "for each 1,000 tokens",
         f"push of {rates.push_bytes:,} bytes: learner {1e3 * rates.publish(rates.push_bytes):.2f} ms, "
         f"generator {1e3 * rates.apply(rates.push_bytes):.2f} ms",
+        f"{1e9 * rates.context:.1f} ns of a decode step for each token of context",
         f"effective sample size: {math.exp(-rates.drift):.4f} after one update of lag, "
         f"{math.exp(-8 * rates.drift):.4f} after eight",
         f"reward: {1e3 * statistics.median(rates.reward):.2f} ms a completion",

@@ -28,6 +28,7 @@ class WhatIf:
         replicas, ranks: generators and learner ranks; link_gbit: of the network that pushes cross, per second.
         losses_per_hour, restart_s: of each generator; generator_price, rank_price: per hour.
         elsewhere: learner and generators have machines of their own, though calibrated on one.
+        length_factor, tail: of completions, see Rates.with_lengths.
     """
 
     replicas: int | None = None
@@ -38,6 +39,8 @@ class WhatIf:
     generator_price: float = 0.0
     rank_price: float = 0.0
     elsewhere: bool = False
+    length_factor: float = 1.0
+    tail: int = 0
 
     def recipe(self, config: RunConfig) -> RunConfig:
         """The recipe with it."""
@@ -45,6 +48,17 @@ class WhatIf:
             return config
         generator = config.generator.model_copy(update={"replicas": self.replicas})
         return config.model_copy(update={"generator": generator})
+
+    def rates(self, path: Path) -> Rates:
+        """A calibration with it.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        rates = read_rates(path)
+        if self.length_factor == 1.0 and not self.tail:
+            return rates
+        return rates.with_lengths(self.length_factor, self.tail)
 
     def scenario(self, config: RunConfig, rates: Rates, most_steps: int) -> Scenario:
         """The scenario of a recipe with it, of at most so many steps, a fifth of them (20 at most) to warm up.
@@ -72,7 +86,7 @@ def plan(words: list[str], rates_path: Path, what: WhatIf, seed: int) -> Iterato
     Raises:
         ConfigError: the recipe or the calibration cannot be used.
     """
-    rates = read_rates(rates_path)
+    rates = what.rates(rates_path)
     config = what.recipe(recipe(words))
     scenario = what.scenario(config, rates, MOST_STEPS)
     yield f"calibrated on {rates.hardware}, {rates.model}"
@@ -92,7 +106,7 @@ def optimise(
     Raises:
         ConfigError: the recipe or the calibration cannot be used.
     """
-    rates = read_rates(rates_path)
+    rates = what.rates(rates_path)
     config = what.recipe(recipe(words))
     if limits.ess is not None and not rates.drift:
         raise ConfigError(

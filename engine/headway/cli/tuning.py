@@ -35,6 +35,13 @@ def plan(
     elsewhere: Annotated[
         bool, typer.Option("--elsewhere", help="learner and generators do not share one machine")
     ] = False,
+    length_factor: Annotated[
+        float, typer.Option("--length-factor", min=0.01, help="completions so many times as long")
+    ] = 1.0,
+    tail: Annotated[
+        int,
+        typer.Option("--tail", min=0, help="tokens of the longest hundredth of completions; 0: as they are"),
+    ] = 0,
     optimise: Annotated[
         bool, typer.Option("--optimise", help="search better settings, and print them as TOML")
     ] = False,
@@ -72,8 +79,9 @@ def plan(
         told = "--most-lag, --most-idle, --most-replicas, --most-ranks, --least-ess"
         raise ConfigError([(told, "are limits of --optimise; add it")])
     what = planning.WhatIf(
-        replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere
-    )
+        replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere,
+        length_factor, tail,
+    )  # fmt: skip
     limits = Limits(most_lag, most_idle, most_replicas, ess=least_ess)
     lines = (
         planning.optimise(words or [], rates, what, limits, seed, most_ranks)

@@ -34,6 +34,7 @@ from headway.errors import EnvironmentFailure
 CRASH_GRACE_S = 0.2
 CLOSE_GRACE_S = 0.5
 MAX_FAILED_STARTS = 3
+KEPT_TIMES = 1024
 MOST_GAP_S = 1.0  # between two polls, that jobs are sent ahead for
 
 
@@ -97,6 +98,9 @@ class RewardPool:
         start_timeout_s: seconds for a worker to start and build the environment.
         clock: monotonic seconds, for deadlines and for how often it is polled.
 
+    Attributes:
+        seconds: that the last completions took in their workers, a raised error included.
+
     Raises:
         EnvironmentFailure: the environment cannot be built (with its error's text), or not in time.
     """
@@ -120,6 +124,7 @@ class RewardPool:
         check_spec(spec)
         self._setup = Setup(spec)
         self._clock = clock
+        self.seconds: deque[float] = deque(maxlen=KEPT_TIMES)
         self._polled_s: float | None = None
         self._gap_s = 0.0
         self._deadline_s = deadline_s
@@ -289,6 +294,7 @@ class RewardPool:
         """Books the verdict on the completion that the worker was at."""
         job = worker.jobs[0]
         worker.took(verdict.seconds)
+        self.seconds.append(verdict.seconds)
         worker.since = self._clock()
         if verdict.reward is None:
             self._fail(job, FailureReason(verdict.error.partition(":")[0]), verdict.error)

@@ -53,7 +53,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hardware, model: that it was measured on, for people; versions: of the libraries.
-        decode: seconds of a decode step by sequences that run in one generator.
+        decode: seconds of a decode step by sequences that run in one generator, at the lengths of `groups`.
+        context: seconds that a token of a running sequence's context adds to a decode step; 0: not known.
         prefill: seconds that the generator needs to forward so many prompt tokens.
         train: seconds of an optimizer step by tokens, sampled ones and each group's prompt once.
         publish: seconds that the learner stands still for a push; stage: from there until a generator has it
@@ -78,6 +79,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     stage: Curve = constant(0.0)
     apply: Curve = constant(0.0)
     push_bytes: int = 0
+    context: float = 0.0
     turn: float = 0.0
     reward: list[float] = msgspec.field(default_factory=lambda: [0.0])
     prompt_tokens: float = 1.0
@@ -93,8 +95,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a calibration needs sampled groups with lengths of at least 1 token")
         if not 0.0 <= self.zero_variance < 1.0:
             raise ValueError(f"zero_variance is a share below 1, got {self.zero_variance}")
-        if not 0.0 <= self.drift < math.inf:
-            raise ValueError(f"drift is not negative, got {self.drift}")
+        if not (0.0 <= self.drift < math.inf and 0.0 <= self.context < math.inf):
+            raise ValueError(f"drift and context are not negative, got {self.drift} and {self.context}")
         if not self.reward or min(self.decode_beside, self.train_beside) < 1.0 or min(self.reward) < 0:
             raise ValueError(
                 "rewards take no negative time, and work beside other work is not faster than alone"
@@ -105,6 +107,28 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of a completion."""
         lengths = [length for group in self.groups for length in group]
         return sum(lengths) / len(lengths)
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a running sequence has behind it, prompt included: long ones run longer, and count for more."""
+        lengths = [length for group in self.groups for length in group]
+        return self.prompt_tokens + sum(length**2 for length in lengths) / (2 * sum(lengths))
+
+    def with_lengths(self, factor: float = 1.0, tail: int = 0) -> Rates:
+        """The same machine with other completions; decode steps change with the context that these bring.
+
+        Args:
+            factor: on every length. tail: tokens of the longest hundredth of all completions; 0: as they are.
+        """
+        groups = [[max(1, round(factor * length)) for length in group] for group in self.groups]
+        if tail:
+            ordered = sorted((length for group in groups for length in group), reverse=True)
+            least = ordered[max(0, len(ordered) // 100 - 1)]
+            groups = [[tail if length >= least else length for length in group] for group in groups]
+        other = msgspec.structs.replace(self, groups=groups)
+        longer = self.context * (other.mean_context - self.mean_context)
+        points = [(count, max(0.0, seconds + count * longer)) for count, seconds in self.decode.points]
+        return msgspec.structs.replace(other, decode=Curve(points))
 
     def write(self, path: Path) -> None:
         """As indented JSON."""

@@ -29,7 +29,8 @@ class Measurements:
     """Raw figures, in seconds, tokens and bytes.
 
     Attributes:
-        decode: seconds of the turns without a prefill, by running sequences.
+        decode: seconds of the turns without a prefill, by running sequences; by_context: of the same turns (running
+            sequences, tokens of context that each has, seconds).
         prefill: (prompt tokens, seconds beyond the decode step) of the turns with one.
         train: (sampled tokens and one prompt a group, seconds) of the updates; what completions share of their
             beginnings is in the seconds.
@@ -39,6 +40,7 @@ class Measurements:
     """
 
     decode: dict[int, list[float]] = field(default_factory=lambda: defaultdict[int, list[float]](list))
+    by_context: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
     prefill: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     train: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     publish_s: float = 0.0
@@ -78,7 +80,7 @@ class Calibration:
         self._rollout = Rollout(
             "calibration", engine, build_rewards(config), self._source, self._parts.tokenizer.decode_many
         )
-        self._next_ticket = self._num_updates = 0
+        self._next_ticket = self._num_updates = self._num_turns = 0
         self._open: dict[int, tuple[Ticket, list[Trajectory]]] = {}
         self.groups: list[Group] = []
         self.measured = Measurements()
@@ -141,6 +143,7 @@ class Calibration:
         if not tickets:
             return False
         self._rollout.grant(tickets)
+        self._num_turns = 0  # of this wave, whose sequences begin together
         prompt_tokens = sum(len(ticket.prompt_ids) for ticket in tickets)
         deadline = time.monotonic() + self._config.stream.rollout_deadline_s
         while self._rollout.num_tickets:
@@ -162,6 +165,9 @@ class Calibration:
             self.measured.prefill.append((prompt_tokens, seconds))
         elif engine.num_sampled - sampled == running and running:
             self.measured.decode[running].append(seconds)
+            context = statistics.fmean(self.measured.prompt_tokens) + self._num_turns
+            self.measured.by_context.append((running, context, seconds))
+        self._num_turns += 1
         self._rewards()
         _, message = rollout.take()
         for trajectory in message.trajectories if message is not None else []:
@@ -169,17 +175,10 @@ class Calibration:
         return 0 if engine.num_sampled > sampled else prompt_tokens
 
     def _rewards(self) -> None:
-        began_s, workers = time.perf_counter(), self._config.reward.workers
         while self._rollout.num_scoring:
-            busy = min(workers, self._rollout.num_scoring)
-            results = self._rollout.rewards.wait(REWARD_WAIT_S)
-            ended_s = time.perf_counter()
-            self._rollout.collect(results)
+            self._rollout.collect(self._rollout.rewards.wait(REWARD_WAIT_S))
             self._rollout.rewards.check()
-            count = sum(len(result.rewards) for result in results)
-            if count:
-                self.measured.reward.extend([busy * (ended_s - began_s) / count] * count)
-                began_s = ended_s
+        self.measured.reward = list(self._rollout.rewards.seconds)
 
     def _arrived(self, trajectory: Trajectory) -> None:
         ticket, members = self._open[trajectory.ticket_id]
