@@ -70,7 +70,7 @@ class Bench:
             self.rollout.turn()
             if self.rollout.num_scoring:
                 self.rollout.collect(self.rewards.wait(10.0))
-            _, message = self.rollout.take()
+            message = self.rollout.take()
             messages += [message] if message is not None else []
             if not self.rollout.num_tickets:
                 return messages
@@ -113,7 +113,7 @@ def test_nothing_is_sampled_before_the_first_weights(bench: Bench) -> None:
     assert not bench.rollout.refresh()
     bench.rollout.turn()
     assert bench.engine.num_sampled == 0
-    assert bench.rollout.take() == ([], None)
+    assert (bench.rollout.take_acks(), bench.rollout.take()) == ([], None)
 
 
 def test_each_version_in_force_is_acked_with_the_digest_of_what_is_served(bench: Bench) -> None:
@@ -123,7 +123,7 @@ def test_each_version_in_force_is_acked_with_the_digest_of_what_is_served(bench:
     assert not bench.rollout.refresh()
     acks = bench.rollout.take_acks()  # before a decode step
     assert [(ack.version, ack.digest) for ack in acks] == [(PolicyVersion(0, 1), bench.weights.digest)]
-    assert bench.rollout.take() == ([], None)
+    assert (bench.rollout.take_acks(), bench.rollout.take()) == ([], None)
 
 
 def test_a_ticket_past_its_deadline_fails_with_every_token_accounted_for(bench: Bench) -> None:

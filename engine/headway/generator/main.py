@@ -3,8 +3,9 @@
     while not stopped:
         handle(stream.receive())     # grants, cancels, version notices; waits only when there is nothing to decode
         rollout.refresh()            # newest weights, between two decode steps
+        send(rollout.take_acks())    # the learner's next tickets wait for them
         rollout.turn()               # one decode step, rewards
-        send(rollout.take())         # acks and finished members
+        send(rollout.take())         # finished members
 
 Waits for: tickets, rewards or weights. Unblocked by: the learner's messages, a reward worker's verdict.
 """
@@ -149,9 +150,7 @@ class GeneratorProcess:
                 stream.send(ack)
             with self._clock("work"):
                 rollout.turn()
-            acks, message = rollout.take()
-            for ack in acks:
-                stream.send(ack)
+            message = rollout.take()
             if message is not None:
                 stream.send(message)
             self._turned_s = time.monotonic()

@@ -191,33 +191,30 @@ class Rollout:
         self.collect(self.rewards.poll())
         self.rewards.check()
 
-    def take(self) -> tuple[list[WeightAck], Trajectories | None]:
-        """What the learner must hear, acks first; what is left afterwards does not fit one message.
+    def take(self) -> Trajectories | None:
+        """What has finished or failed; what is left afterwards does not fit one message.
 
-        While the version in force is unproved nothing that it may have sampled leaves: only acks.
+        While the version in force is unproved nothing that it may have sampled leaves.
         """
-        if self._weights.unproved:
-            return self.take_acks(), None
-        out, self._outbox = self._outbox, Outbox()
-        if not out.finished and not out.failures:
-            return out.acks, None
+        out = self._outbox
+        if self._weights.unproved or not (out.finished or out.failures):
+            return None
         fit = how_many_fit(out.finished)
-        self._outbox.finished = out.finished[fit:]  # with the next message
-        out.finished = out.finished[:fit]
         message = Trajectories(
             incarnation=self.incarnation,
             seq=self._next_seq,
-            trajectories=out.finished,
+            trajectories=out.finished[:fit],
             failures=out.failures,
             generated=self.engine.num_sampled,
         )
+        out.finished, out.failures = out.finished[fit:], []
         self._next_seq += 1
-        self._num_sent += sum(t.num_tokens - t.prompt_length for t in out.finished)
-        self._num_sent += sum(failure.num_tokens for failure in out.failures)
-        return out.acks, message
+        self._num_sent += sum(t.num_tokens - t.prompt_length for t in message.trajectories)
+        self._num_sent += sum(failure.num_tokens for failure in message.failures)
+        return message
 
     def take_acks(self) -> list[WeightAck]:
-        """Acks that need not wait for the decode step: the learner's next tickets wait for them."""
+        """Of `refresh`. To be sent before the decode step: the learner's next tickets wait for them."""
         acks, self._outbox.acks = self._outbox.acks, []
         return acks
 

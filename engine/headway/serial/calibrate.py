@@ -169,7 +169,7 @@ class Calibration:
             self.measured.by_context.append((running, context, seconds))
         self._num_turns += 1
         self._rewards()
-        _, message = rollout.take()
+        message = rollout.take()
         for trajectory in message.trajectories if message is not None else []:
             self._arrived(trajectory)
         return 0 if engine.num_sampled > sampled else prompt_tokens

@@ -215,8 +215,7 @@ class SerialRun:
         while rollout.num_scoring:  # rewards in the order of their jobs, whatever the workers' speed
             rollout.collect(rollout.rewards.wait(REWARD_WAIT_S))
             rollout.rewards.check()
-        acks, message = rollout.take()
-        for item in (*acks, message):
+        for item in (*rollout.take_acks(), rollout.take()):
             if item is not None:
                 self.desk.on_message(rollout.incarnation.encode(), item)
 

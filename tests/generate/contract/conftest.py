@@ -162,9 +162,9 @@ class Harness:
             while self.stager.turn():
                 pass
             self.rollout.refresh()
+            self.acks += self.rollout.take_acks()
             self.rollout.turn()
-            acks, message = self.rollout.take()
-            self.acks += acks
+            message = self.rollout.take()
             if message is not None:
                 assert message.failures == []
                 self.done += message.trajectories

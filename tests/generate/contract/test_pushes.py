@@ -248,7 +248,7 @@ def test_while_a_version_is_unproved_nothing_that_it_sampled_leaves(
     assert run.rollout.refresh()
     for _ in range(6):  # the stager's thread is slow: both members end meanwhile
         run.rollout.turn()
-        assert run.rollout.take() == ([], None)
+        assert (run.rollout.take_acks(), run.rollout.take()) == ([], None)
     assert run.engine.num_running == 0
     run.turn()
     assert [ack.version.step for ack in run.acks] == [0, 1]
