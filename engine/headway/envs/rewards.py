@@ -59,13 +59,15 @@ class _Worker:
     """A process and what it does since `since`: start (not ready), idle (no job), or score jobs[0].todo[0].
 
     Attributes:
-        jobs: that it was sent, in its order. seconds: that it lately needed for a completion; None: not known yet.
+        jobs: that it was sent, in its order; num_out: completions of them without a verdict.
+        seconds: that it lately needed for a completion; None: not known yet.
     """
 
     process: WorkerProcess
     since: float
     ready: bool = False
     jobs: deque[_Job] = field(default_factory=deque["_Job"])
+    num_out: int = 0
     seconds: float | None = None
 
     @property
@@ -76,11 +78,11 @@ class _Worker:
         """It will be idle before `gap_s` is over, when it is looked after again, and has read all that it was sent."""
         if not self.ready or self.process.num_unsent:
             return False
-        num_out = sum(len(job.todo) for job in self.jobs)
-        return not num_out or (self.seconds is not None and num_out * self.seconds < gap_s)
+        return not self.jobs or (self.seconds is not None and self.num_out * self.seconds < gap_s)
 
-    def took(self, seconds: float) -> None:
-        """A completion did; the newest counts half."""
+    def answered(self, seconds: float) -> None:
+        """A completion took so long; the newest counts half."""
+        self.num_out -= 1
         self.seconds = seconds if self.seconds is None else 0.5 * (self.seconds + seconds)
 
 
@@ -259,6 +261,7 @@ class RewardPool:
             if not worker.jobs:
                 worker.since = self._clock()
             worker.jobs.append(job)
+            worker.num_out += len(job.todo)
             worker.process.send(Batch(job.index, [job.completions[position] for position in job.todo]))
             self._select_writes(worker)
 
@@ -292,8 +295,9 @@ class RewardPool:
 
     def _take(self, worker: _Worker, verdict: Scored) -> None:
         """Books the verdict on the completion that the worker was at."""
+        assert worker.jobs, "a verdict without a job"
         job = worker.jobs[0]
-        worker.took(verdict.seconds)
+        worker.answered(verdict.seconds)
         self.seconds.append(verdict.seconds)
         worker.since = self._clock()
         if verdict.reward is None:
