@@ -21,10 +21,9 @@ from rich.table import Table
 from headway.cli.running import recipe
 from headway.config import RunConfig
 from headway.config.loading import validate
-from headway.engine import Engine
 from headway.errors import ConfigError, HeadwayError
-from headway.tune.outcome import WARM_UP, Outcome, outcome
-from headway.types import StepRecord
+from headway.tune.outcome import WARM_UP, Outcome, outcome, rows_of
+from headway_bench.endless import endless
 from headway_bench.harness import (
     Row,
     exit_status,
@@ -50,17 +49,14 @@ class Cell:
         return f"{self.prompts} prompts, max_lag {self.max_lag}"
 
     def config(self, base: RunConfig, run_dir: Path) -> RunConfig:
-        """The recipe with it, for as long as it is wanted, without files that nobody wants.
+        """The recipe with it, as `endless` says.
 
         Raises:
             ConfigError: it contradicts the rest of the recipe.
         """
-        data = base.model_dump()
-        data.update(run_dir=str(run_dir), save=False, steps=10**9)
+        data = endless(base, run_dir)
         data["batch"]["prompts"], data["staleness"]["max_lag"] = self.prompts, self.max_lag
         data["staleness"].update(window=0, slots=0)
-        data["checkpoint"]["interval"] = 0
-        data["telemetry"]["sinks"] = []
         return validate(data)
 
 
@@ -79,12 +75,7 @@ def measure(cell: Cell, base: RunConfig, seconds: float) -> Measured:
         HeadwayError: the run failed, or made too few updates to say anything.
     """
     with tempfile.TemporaryDirectory(prefix="loop-") as folder:
-        rows: list[StepRecord] = []
-        with Engine(cell.config(base, Path(folder) / "run")) as engine:
-            for row in engine:
-                rows.append(row)
-                if row.elapsed_s >= seconds:
-                    break
+        rows = rows_of(cell.config(base, Path(folder) / "run"), seconds)
     since_s = seconds * WARM_UP
     ess = statistics.fmean(row.ess for row in rows if row.elapsed_s >= since_s)
     return Measured(outcome(rows, since_s), ess)

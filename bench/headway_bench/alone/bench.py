@@ -25,8 +25,6 @@ from headway_bench.alone.play import Alone, play
 from headway_bench.alone.recorded import Recorded
 from headway_bench.harness import exit_status, make_row, rows_table, wide_console, write_rows
 
-Bare = Callable[[RunConfig, Rates, Alone], float]
-
 
 def running(config: RunConfig) -> float:
     """Sequences that one generator decodes at once while nobody waits for the learner."""
@@ -34,9 +32,8 @@ def running(config: RunConfig) -> float:
     return min(generator.max_running, derived.sequences_in_flight(config) / generator.replicas)
 
 
-def bare_generation(config: RunConfig, rates: Rates, alone: Alone) -> float:
+def bare_generation(config: RunConfig, rates: Rates) -> float:
     """Tokens per second of decode steps of as many sequences, in every generator."""
-    del alone
     count = running(config)
     return config.generator.replicas * count / rates.decode(count)
 
@@ -61,7 +58,7 @@ def measure(side: str, config: RunConfig, seconds: float, note: Callable[[str], 
     rates = rates_of(config, calibration.run())
     recorded = Recorded.of(calibration.groups) if side == LEARN else None
     alone = play(side, config, seconds, recorded)
-    return alone, (bare_learning if side == LEARN else bare_generation)(config, rates, alone)
+    return alone, bare_learning(config, rates, alone) if side == LEARN else bare_generation(config, rates)
 
 
 def run_bench(side: str, words: Sequence[str]) -> bool:

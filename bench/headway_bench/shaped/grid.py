@@ -115,7 +115,6 @@ class Result:
 
     name: str
     found: Point
-    planned: float
     grid: dict[Point, Measured]
     finals: dict[Point, dict[int, Measured]]
 
@@ -160,7 +159,7 @@ def measure(name: str, rounds: int, overhead: Overhead, note: Callable[[str], No
     finals: dict[Point, dict[int, Measured]] = {point: {} for point in finalists}
     for turn, point in interleave(finalists, rounds):
         finals[point][turn] = run(point, 1 + turn)
-    return Result(name, found, planned, grid, finals)
+    return Result(name, found, grid, finals)
 
 
 def table(results: Sequence[Result]) -> Table:

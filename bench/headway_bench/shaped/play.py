@@ -14,7 +14,8 @@ from typing import Any
 import headway
 from headway.config import RunConfig
 from headway.errors import HeadwayError
-from headway.types import StepRecord, TimeSplit
+from headway.tune.outcome import share_of
+from headway.types import StepRecord
 from headway_bench.shaped.shape import Shape, ShapeFile
 
 PROMPT_TOKENS = 5.0  # of the sort task's three digits
@@ -95,15 +96,11 @@ def measured(records: Sequence[StepRecord], warmup: int) -> Measured:
     return Measured(
         tokens / max(1e-9, counted[-1].elapsed_s - records[warmup - 1].elapsed_s),
         sum(lag * count for lag, count in lags.items()) / max(1, tokens),
-        _idle_share([record.learner for record in counted]),
-        _idle_share([record.generator for record in counted]),
+        share_of([record.learner for record in counted], "idle"),
+        share_of([record.generator for record in counted], "idle"),
         sum(record.learner.other for record in counted) / len(counted),
         sum(record.learner.push for record in counted) / len(counted),
     )
-
-
-def _idle_share(splits: Sequence[TimeSplit]) -> float:
-    return sum(split.idle for split in splits) / max(1e-9, sum(split.total for split in splits))
 
 
 def config_of(sections: dict[str, Any]) -> RunConfig:
