@@ -8,81 +8,53 @@ from typing import Annotated
 
 import typer
 
+from headway.cli import plan_options as options
 from headway.cli.options import Debug, Words, check_writable_place
 from headway.errors import ConfigError
 
 
 def plan(
-    rates: Annotated[Path, typer.Option("--rates", help="a calibration, made by headway calibrate")],
+    rates: options.RatesFile,
     words: Words = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="generators")] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="learner ranks")] = 1,
-    link_gbit: Annotated[
-        float, typer.Option("--link-gbit", min=0.0, help="Gbit/s that pushes cross; 0: as calibrated")
-    ] = 0.0,
-    losses_per_hour: Annotated[
-        float, typer.Option("--losses-per-hour", min=0.0, help="of each generator")
-    ] = 0.0,
-    restart_s: Annotated[
-        float, typer.Option("--restart-s", min=0.0, help="until a lost generator is back")
-    ] = 30.0,
-    generator_price: Annotated[
-        float, typer.Option("--generator-price", min=0.0, help="of one generator, per hour")
-    ] = 0.0,
-    rank_price: Annotated[
-        float, typer.Option("--rank-price", min=0.0, help="of one learner rank, per hour")
-    ] = 0.0,
-    elsewhere: Annotated[
-        bool, typer.Option("--elsewhere", help="learner and generators do not share one machine")
-    ] = False,
-    length_factor: Annotated[
-        float, typer.Option("--length-factor", min=0.01, help="completions so many times as long")
-    ] = 1.0,
-    tail: Annotated[
-        int,
-        typer.Option("--tail", min=0, help="tokens of the longest hundredth of completions; 0: as they are"),
-    ] = 0,
-    optimise: Annotated[
-        bool, typer.Option("--optimise", help="search better settings, and print them as TOML")
-    ] = False,
-    most_lag: Annotated[
-        float | None, typer.Option("--most-lag", min=0.0, help="with --optimise: mean lag at most")
-    ] = None,
-    most_idle: Annotated[
-        float | None,
-        typer.Option(
-            "--most-idle", min=0.0, max=1.0, help="with --optimise: the learner's idle share at most"
-        ),
-    ] = None,
-    most_replicas: Annotated[
-        int,
-        typer.Option("--most-replicas", min=0, help="with --optimise: generators at most; 0: as they are"),
-    ] = 0,
-    least_ess: Annotated[
-        float | None,
-        typer.Option("--least-ess", min=0.0, max=1.0, help="with --optimise: effective sample size at least"),
-    ] = None,
-    most_ranks: Annotated[
-        int,
-        typer.Option("--most-ranks", min=0, help="with --optimise: learner ranks at most; 0: as they are"),
-    ] = 0,
-    seed: Annotated[int, typer.Option("--plan-seed", help="of lengths, latencies and losses")] = 0,
+    replicas: options.Replicas = None,
+    ranks: options.Ranks = 1,
+    link_gbit: options.LinkGbit = 0.0,
+    losses_per_hour: options.LossesPerHour = 0.0,
+    restart_s: options.RestartS = 30.0,
+    generator_price: options.GeneratorPrice = 0.0,
+    rank_price: options.RankPrice = 0.0,
+    elsewhere: options.Elsewhere = False,
+    length_factor: options.LengthFactor = 1.0,
+    tail: options.Tail = 0,
+    optimise: options.Optimise = False,
+    most_lag: options.MostLag = None,
+    least_ess: options.LeastEss = None,
+    most_idle: options.MostIdle = None,
+    most_replicas: options.MostReplicas = 0,
+    most_ranks: options.MostRanks = 0,
+    seed: options.Seed = 0,
     debug: Debug = False,
 ) -> int:
     """What a recipe will do before it runs: throughput, idle shares, lag, time and money; no run is started."""
     from headway.cli import planning
     from headway.planner.search import Limits
 
-    if not optimise and (
-        most_lag is not None or most_idle is not None or most_replicas or most_ranks or least_ess is not None
-    ):
-        told = "--most-lag, --most-idle, --most-replicas, --most-ranks, --least-ess"
+    limits = Limits(most_lag, most_idle, most_replicas, ess=least_ess)
+    if not optimise and (limits != Limits(replicas=0) or most_ranks):
+        told = "--most-lag, --least-ess, --most-idle, --most-replicas, --most-ranks"
         raise ConfigError([(told, "are limits of --optimise; add it")])
     what = planning.WhatIf(
-        replicas, ranks, link_gbit, losses_per_hour, restart_s, generator_price, rank_price, elsewhere,
-        length_factor, tail,
-    )  # fmt: skip
-    limits = Limits(most_lag, most_idle, most_replicas, ess=least_ess)
+        replicas=replicas,
+        ranks=ranks,
+        link_gbit=link_gbit,
+        losses_per_hour=losses_per_hour,
+        restart_s=restart_s,
+        generator_price=generator_price,
+        rank_price=rank_price,
+        elsewhere=elsewhere,
+        length_factor=length_factor,
+        tail=tail,
+    )
     lines = (
         planning.optimise(words or [], rates, what, limits, seed, most_ranks)
         if optimise
