@@ -3,8 +3,8 @@
 Two set-ups whose device time is modelled by sleeps, one bound by generation, one by the learner. Each has its grid of
 thirty recipes over batch.prompts, staleness.max_lag and generator.max_running; a mean lag of at most four updates is
 allowed. The search starts from one of the recipes and sees the rates only. The best cells that keep the limit run again
-together with what it proposes, in turns with other lengths, and the medians are compared: a maximum of thirty noisy
-runs would flatter the grid.
+together with what it proposes, in turns, with other lengths and for as many updates as the search looks at, and the
+medians are compared: a maximum of thirty short runs would flatter the grid.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SEARCHED_STEPS, SEARCHED_WARMUP = 60, 12
 
 @dataclass(frozen=True)
 class Setup:
-    """A shape, and how many updates its runs have; the first `warmup` do not count."""
+    """A shape, and how many updates the grid's runs have; the first `warmup` do not count."""
 
     shape: Shape
     steps: int
@@ -144,21 +144,21 @@ def measure(name: str, rounds: int, overhead: Overhead, note: Callable[[str], No
     """The whole grid once, then its best cells and the proposed one `rounds` times with other lengths."""
     setup = SETUPS[name]
 
-    def run(point: Point, seed: int) -> Measured:
-        real = play(setup.shape, point.recipe(setup.shape, setup.steps), seed, setup.warmup)
+    def run(point: Point, seed: int, steps: int, warmup: int) -> Measured:
+        real = play(setup.shape, point.recipe(setup.shape, steps), seed, warmup)
         note(f"{name}, {point.name}: {real.tokens_per_s:.0f} tokens/s at a mean lag of {real.lag_mean:.2f}")
         return real
 
     found, planned = proposed(setup.shape, overhead)
     note(f"{name}: proposed {found.name}: {planned:.0f} tokens/s planned")
-    grid = {point: run(point, 0) for point in GRID}
+    grid = {point: run(point, 0, setup.steps, setup.warmup) for point in GRID}
     kept = [point for point in GRID if grid[point].lag_mean <= MOST_LAG]
     finalists = sorted(kept, key=lambda point: grid[point].tokens_per_s, reverse=True)[:FINALISTS]
     if found not in finalists:
         finalists.append(found)
     finals: dict[Point, dict[int, Measured]] = {point: {} for point in finalists}
     for turn, point in interleave(finalists, rounds):
-        finals[point][turn] = run(point, 1 + turn)
+        finals[point][turn] = run(point, 1 + turn, SEARCHED_STEPS, SEARCHED_WARMUP)
     return Result(name, found, grid, finals)
 
 
