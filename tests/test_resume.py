@@ -28,8 +28,8 @@ DEADLINE_S = 240.0
 # What says how long something took, where it ran, what came over the wire twice, or was compared again on the way in.
 TIMED = {
     "time_s", "elapsed_s", "queue_s", "tokens_per_s", "generated_per_s", "learner", "generator", "push_s",
-    "checkpoint_s", "epoch", "push_bytes", "changed_share", "tickets", "trajectories", "tokens", "dropped",
-    "buffered", "in_flight", "generators", "start_check",
+    "checkpoint_s", "ack_s", "pause_s", "epoch", "push_bytes", "changed_share", "tickets", "trajectories", "tokens",
+    "dropped", "buffered", "in_flight", "generators", "start_check",
 }  # fmt: skip
 
 

@@ -59,9 +59,7 @@ BENCHES: dict[str, Bench] = {
     "loop": Bench(
         "headway_bench.pareto", "whole runs of a recipe over max_lag and batch: throughput, lag, ESS"
     ),
-    "plan": Bench(
-        "headway_bench.shaped.bench", "what headway plan predicts, against real runs shaped by sleeps"
-    ),
+    "plan": Bench("headway_bench.shaped.bench", "what headway plan predicts, against real runs"),
     "optimise": Bench(
         "headway_bench.shaped.grid", "what headway plan --optimise proposes, against a grid of real runs"
     ),

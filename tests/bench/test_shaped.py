@@ -82,7 +82,7 @@ def forecast(tokens_per_s: float, lag: list[float]) -> Forecast:
 def test_the_median_of_the_seeds_is_held_to_every_bound(real: Measured, holds: bool) -> None:
     planned = [forecast(100.0, [0.5, 0.5])] * 3
     outlier = Measured(1.0, 9.0, 9.0, 9.0)
-    assert Compared(CASES[0], planned, [real, outlier, real]).holds is holds
+    assert Compared(CASES[0].name, planned, [real, outlier, real]).holds is holds
 
 
 def test_an_update_takes_half_of_a_synchronous_rounds_generation() -> None:

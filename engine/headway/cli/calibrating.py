@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,20 +15,26 @@ import typer
 
 from headway.config import RunConfig
 from headway.errors import HeadwayError
-from headway.planner import Curve, Rates, constant
+from headway.planner import Curve, Rates, constant, proportional
 from headway.serial.calibrate import Calibration, Measurements
+from headway.tune.looped import looped
 
 PACKAGES = ("torch", "transformers", "numpy")
 POINTS = 8  # of a curve at most
 
 
-def calibrate(config: RunConfig, out: Path, seconds: float) -> None:
+def calibrate(config: RunConfig, out: Path, seconds: float, loop_s: float = 0.0) -> None:
     """Measure, write the file and say what is in it.
+
+    Args:
+        seconds: for the parts alone; loop_s: for short runs of the recipe, 0: none.
 
     Raises:
         HeadwayError: the recipe cannot be run, or nothing could be measured.
     """
     rates = rates_of(config, Calibration(config, seconds, typer.echo).run())
+    if loop_s:
+        rates = looped(rates, config, loop_s, typer.echo)
     rates.write(out)
     for line in describe(rates):
         typer.echo(line)
@@ -40,9 +47,9 @@ def rates_of(config: RunConfig, measured: Measurements) -> Rates:
     Raises:
         HeadwayError: too little was measured for a curve.
     """
-    if not measured.decode or not measured.train:
+    if not (measured.decode or measured.ends) or not measured.train:
         raise HeadwayError("no decode step or no update was measured; do completions end after one token?")
-    decode = decode_curve(measured.decode)
+    decode = decode_with_ends(measured)
     flat = measured.num_flat / len(measured.lengths)
     return Rates(
         hardware=f"{platform.node()}, {platform.machine()}",
@@ -63,6 +70,23 @@ def rates_of(config: RunConfig, measured: Measurements) -> Rates:
         context=context_of(measured.by_context),
         versions={name: metadata.version(name) for name in PACKAGES},
     )
+
+
+def decode_with_ends(measured: Measurements) -> Curve:
+    """Seconds of a decode step, to which every sequence brings its share of what its end costs: decoding its text,
+    handing it to a reward worker and on."""
+    by_running = measured.decode
+    if not by_running:  # completions of two tokens: all of them end at once
+        by_running = defaultdict[int, list[float]](list)
+        for running, _, seconds in measured.ends:
+            by_running[running].append(seconds)
+        return decode_curve(by_running)
+    plain = decode_curve(by_running)
+    beyond_s = sum(seconds - plain(running) for running, _, seconds in measured.ends)
+    num_ended = sum(ended for _, ended, _ in measured.ends)
+    mean_length = statistics.fmean(length for group in measured.lengths for length in group)
+    per_token = max(0.0, beyond_s / max(1, num_ended)) / mean_length
+    return Curve([(count, seconds + per_token * count) for count, seconds in plain.points])
 
 
 def decode_curve(by_running: Mapping[int, Sequence[float]]) -> Curve:
@@ -128,11 +152,6 @@ def drift_of(points: Iterable[tuple[int, float]]) -> float:
     return sum(lag * loss for lag, loss in known) / sum(lag * lag for lag, _ in known) if known else 0.0
 
 
-def proportional(x: float, seconds: float) -> Curve:
-    """Through the origin; a constant when there is no x."""
-    return Curve([(0.0, 0.0), (float(x), seconds)]) if x > 0 else constant(seconds)
-
-
 def describe(rates: Rates) -> list[str]:
     """A calibration for people."""
     (least, fast), (most, slow) = rates.decode.points[0], rates.decode.points[-1]
@@ -143,6 +162,9 @@ def describe(rates: Rates) -> list[str]:
         "for each 1,000 tokens",
         f"push of {rates.push_bytes:,} bytes: learner {1e3 * rates.publish(rates.push_bytes):.2f} ms, "
         f"generator {1e3 * rates.apply(rates.push_bytes):.2f} ms",
+        f"in a run: {1e3 * rates.turn:.1f} ms of an update for messages and records, "
+        f"{1e3 * rates.stage(rates.push_bytes):.1f} ms from a push to a generator; beside the other side decode steps "
+        f"take {rates.decode_beside:.2f} times as long, updates {rates.train_beside:.2f}",
         f"{1e9 * rates.context:.1f} ns of a decode step for each token of context",
         f"effective sample size: {math.exp(-rates.drift):.4f} after one update of lag, "
         f"{math.exp(-8 * rates.drift):.4f} after eight",

@@ -69,8 +69,16 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", help="file to write")],
     words: Words = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1.0, help="about as long as it may take beyond loading")
+        float, typer.Option("--seconds", min=1.0, help="for the parts alone: about as long as they may take")
     ] = 60.0,
+    loop: Annotated[
+        float,
+        typer.Option(
+            "--loop",
+            min=0.0,
+            help="seconds of short runs that show what the parts take in a loop; 0: no runs",
+        ),
+    ] = 40.0,
     debug: Debug = False,
 ) -> int:
     """Measure what this machine does with a recipe's model, prompts and rewards, for headway plan."""
@@ -81,7 +89,7 @@ def calibrate(
     check_writable_place("--out", out)
     config = running.recipe(words or [])
     set_threads(threads(config, "generator", os.cpu_count() or 1), typer.echo)
-    calibrating.calibrate(config, out, seconds)
+    calibrating.calibrate(config, out, seconds, loop)
     return 0
 
 

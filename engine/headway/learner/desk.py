@@ -29,7 +29,7 @@ from headway.learner.peers import NO_TIME, Peer, add
 from headway.learner.prompts import PromptSource, TokenisedPrompt
 from headway.learner.state import DeskState
 from headway.learner.tickets import TicketMaker
-from headway.learner.versions import Versions
+from headway.learner.versions import AckLap, Versions
 from headway.staleness import Gate
 from headway.stream import LivenessMonitor
 from headway.types import DropReason, PolicyVersion, TimeSplit
@@ -94,7 +94,7 @@ class Desk:
         self._left: dict[bytes, None] = {}  # said Bye; those that did so last
         self._liveness = LivenessMonitor(config.stream.heartbeat_s, config.stream.rollout_deadline_s)
         self._judge = GroupJudge(config)
-        self._versions = Versions()
+        self._versions = Versions(clock)
         self._num_notices = 0
         self._failures = FailureWatch(limit=max(16, 4 * config.batch.prompts))
         self.arrivals = Arrivals(self.buffer, self._judge, self._failures)
@@ -328,6 +328,10 @@ class Desk:
         """Rewards of the groups replaced as zero_variance since the last call: sampled, though never trained."""
         taken, self._flat_rewards = self._flat_rewards, []
         return taken
+
+    def ack_lap(self) -> AckLap:
+        """Of the generators' acks since the last call."""
+        return self._versions.take_lap()
 
     def generator_lap(self) -> TimeSplit:
         """Mean time split of the generators since the last call, those given up included."""

@@ -92,7 +92,7 @@ class Recorder:
         interval = max(1e-9, now - self._last_s)
         trajectories = stats.batch.trajectories
         lags = _lag_histogram(trajectories, consumed.step)
-        counts, generator = self._desk.gate.counts(), self._desk.generator_lap()
+        counts, generator, acks = self._desk.gate.counts(), self._desk.generator_lap(), self._desk.ack_lap()
         received = self._desk.arrivals.num_sampled
         trained = [t.reward for t in trajectories if t.reward is not None]
         # Without the replaced groups the mean would say how the batch was filtered, not how good the policy is.
@@ -134,6 +134,8 @@ class Recorder:
             learner=learner,
             generator=generator,
             push_s=push.seconds,
+            ack_s=acks.delay_s,
+            pause_s=acks.pause_s,
             changed_share=push.changed_share,
             push_bytes=push.num_bytes,
             skipped=stats.skipped,

@@ -42,10 +42,19 @@ class Curve(msgspec.Struct, frozen=True):
         (left, low), (right, high) = self.points[at - 1], self.points[at]
         return max(0.0, low + (high - low) * (x - left) / (right - left))
 
+    def scaled(self, factor: float, more: float = 0.0) -> Curve:
+        """`factor` times as long, and `more` seconds on top."""
+        return Curve([(x, factor * seconds + more) for x, seconds in self.points])
+
 
 def constant(seconds: float) -> Curve:
     """The same for every x."""
     return Curve([(0.0, seconds)])
+
+
+def proportional(x: float, seconds: float) -> Curve:
+    """Through the origin; a constant when there is no x."""
+    return Curve([(0.0, 0.0), (float(x), seconds)]) if x > 0 else constant(seconds)
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,8 +68,11 @@ def figures(names: Collection[str]) -> list[Figure]:
                 [_line("loss", "loss"), _line("entropy", "entropy"), _line("kl_behaviour", "KL to the behaviour"),
                  _line("kl_reference", "KL to the reference"), _line("grad_norm", "gradient norm", yaxis="y2")],
                 {"yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero"}}),
-        figure("push", "Weight pushes", "Seconds to publish (left); share of the elements that changed (right).",
-                [_line("push_s", "seconds"), _line("changed_share", "changed share", yaxis="y2")],
+        figure("push", "Weight pushes",
+                "Seconds to publish, from there to a generator's ack, and of its pause (left); share of the elements "
+                "that changed (right).",
+                [_line("push_s", "publish"), _line("ack_s", "to the ack"), _line("pause_s", "pause"),
+                 _line("changed_share", "changed share", yaxis="y2")],
                 {"yaxis2": {"overlaying": "y", "side": "right", "showgrid": False, "range": [0, 1.05]}}),
     ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -27,11 +27,13 @@ class Process:
     Attributes:
         name: "learner", "generator 0"; side: "learner" or "generator".
         slices: float64 [N, 6]: begin and end as Unix time, and the seconds of each of PARTS between them.
+        counts: float64 [N, 2]: how often work began in each slice, and the tokens that were sampled.
     """
 
     name: str
     side: str
     slices: NDArray[np.float64]
+    counts: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 2)))
 
     def coarse(self, most: int) -> NDArray[np.float64]:
         """At most about `most` slices: neighbours are summed, never across a gap."""
@@ -69,10 +71,11 @@ class ProcessReader:
                 if rows:
                     key = (header.side != "learner", _number(header.process), header.process, header.side)
                     slices.setdefault(key, []).append(_seconds(header.unix_s, rows))
-        return [
-            Process(name, side, np.concatenate(sorted(parts, key=lambda part: part[0, 0])))
-            for (_, _, name, side), parts in sorted(slices.items())[:MAX_PROCESSES]
-        ]
+        found: list[Process] = []
+        for (_, _, name, side), parts in sorted(slices.items())[:MAX_PROCESSES]:
+            whole = np.concatenate(sorted(parts, key=lambda part: part[0, 0]))
+            found.append(Process(name, side, whole[:, :6], whole[:, 6:]))
+        return found
 
 
 class _File:
@@ -107,7 +110,8 @@ class _File:
 
 
 def _seconds(unix_s: float, rows: list[_Slice]) -> NDArray[np.float64]:
-    slices = np.array([[float(value) for value in row[:6]] for row in rows], np.float64) / 1e9
+    slices = np.array([[float(value) for value in row] for row in rows], np.float64)
+    slices[:, :6] /= 1e9
     slices[:, :2] += unix_s
     return slices
 

@@ -20,7 +20,9 @@ from headway.learner import LearnerParts, build_learner
 from headway.serial.run import REWARD_WAIT_S, DirectSource, DirectWeights
 from headway.types import PolicyVersion, Ticket, Trajectory
 
-REPEATS = 3
+REPEATS = 5
+FEW_ENDS = 0.05  # of the running sequences: so few that end do not show in a decode step
+WAVE_SIZES = 4  # up to the most that fit
 LEAST_GROUPS = 96  # whose lengths stand for all, if there is time for so many
 
 
@@ -29,8 +31,9 @@ class Measurements:
     """Raw figures, in seconds, tokens and bytes.
 
     Attributes:
-        decode: seconds of the turns without a prefill, by running sequences; by_context: of the same turns (running
-            sequences, tokens of context that each has, seconds).
+        decode: seconds of the turns without a prefill in which hardly any sequence ended, by running sequences;
+            by_context: of the same turns (running sequences, tokens of context that each has, seconds).
+        ends: (running sequences, those that ended, seconds) of the other turns without a prefill.
         prefill: (prompt tokens, seconds beyond the decode step) of the turns with one.
         train: (sampled tokens and one prompt a group, seconds) of the updates; what completions share of their
             beginnings is in the seconds.
@@ -41,6 +44,7 @@ class Measurements:
 
     decode: dict[int, list[float]] = field(default_factory=lambda: defaultdict[int, list[float]](list))
     by_context: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
+    ends: list[tuple[int, int, float]] = field(default_factory=list[tuple[int, int, float]])
     prefill: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     train: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     publish_s: float = 0.0
@@ -116,11 +120,11 @@ class Calibration:
         """Waves of few and of many groups, until there are enough to train and half of the time is over."""
         batch, generator = self._config.batch, self._config.generator
         most = max(1, generator.max_running // batch.samples)
+        sizes = sorted({1, *(max(1, most * part // WAVE_SIZES) for part in range(1, WAVE_SIZES + 1))})[::-1]
         wanted = max(LEAST_GROUPS, 2 * batch.prompts)
         began_s, wave = time.monotonic(), 0
-        while len(self.groups) < wanted or wave < 3:
-            num_groups = (most, 1, max(1, most // 3))[wave % 3]
-            if not self._wave(num_groups):
+        while len(self.groups) < wanted or wave < REPEATS * len(sizes):
+            if not self._wave(sizes[wave % len(sizes)]):
                 break
             wave += 1
             if time.monotonic() - began_s > self._seconds / 2 and len(self.groups) >= batch.prompts:
@@ -164,9 +168,13 @@ class Calibration:
         if prompt_tokens:
             self.measured.prefill.append((prompt_tokens, seconds))
         elif engine.num_sampled - sampled == running and running:
-            self.measured.decode[running].append(seconds)
-            context = statistics.fmean(self.measured.prompt_tokens) + self._num_turns
-            self.measured.by_context.append((running, context, seconds))
+            ended = running - engine.num_running
+            if ended > FEW_ENDS * running:
+                self.measured.ends.append((running, ended, seconds))
+            else:
+                self.measured.decode[running].append(seconds)
+                context = statistics.fmean(self.measured.prompt_tokens) + self._num_turns
+                self.measured.by_context.append((running, context, seconds))
         self._num_turns += 1
         self._rewards()
         message = rollout.take()

@@ -59,6 +59,8 @@ class StepRecord(msgspec.Struct, frozen=True):
         tokens_per_s: trained tokens per second of this step's wall time; generated_per_s: received likewise.
         learner, generator: time splits over this step (generator: mean over the live ones).
         push_s: seconds to publish; changed_share: published elements that changed; push_bytes.
+        ack_s, pause_s: of the generators' acks since the last row, 0 without one: mean seconds from a publication
+            to its ack, and that decoding stood still for it.
         skipped: the step's gradient was not finite, so no update was made.
         tickets, trajectories, tokens: the ledger's counts after the step (see headway.staleness.ledger).
         dropped: tickets by drop reason, since the start; buffered: groups waiting in the buffer.
@@ -118,6 +120,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     weight_mean: float = 0.0
     rejected_share: float = 0.0
     start_check: dict[str, float] = {}
+    ack_s: float = 0.0
+    pause_s: float = 0.0
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
