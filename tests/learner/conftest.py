@@ -121,9 +121,9 @@ class Generator:
         }  # fmt: skip
         self.say(Hello(**{**values, **changes}))
 
-    def ack(self, version: PolicyVersion, digest: str | None = None) -> None:
+    def ack(self, version: PolicyVersion, digest: str | None = None, pause_s: float = 0.0) -> None:
         named = self.office.digest_of(version) if digest is None else digest
-        self.say(WeightAck(incarnation=self.incarnation, version=version, digest=named, pause_s=0.0))
+        self.say(WeightAck(incarnation=self.incarnation, version=version, digest=named, pause_s=pause_s))
 
     def join(self, version: PolicyVersion | None = None) -> Generator:
         self.hello()

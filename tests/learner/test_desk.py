@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headway.errors import TrainingStopped, WeightError
+from headway.learner.versions import AckLap
 from headway.types import DropReason, FinishReason, MemberFailure, PolicyVersion, Ticket, Trajectory
 from headway.wire.messages import Bye, Cancel, Grant, Received, Refused, VersionNotice, Welcome
 
@@ -539,6 +540,23 @@ def test_an_older_ack_does_not_turn_a_generator_back(office: MakeOffice) -> None
     generator.ack(PolicyVersion(0, 1))
     generator.ack(FIRST)
     assert place.desk.peers[0].acked == PolicyVersion(0, 1)
+
+
+def test_acks_say_how_long_a_push_was_on_its_way_and_how_long_decoding_stood_still(
+    office: MakeOffice,
+) -> None:
+    place = office()
+    generators = [place.generator(index).join() for index in range(2)]
+    place.desk.ack_lap()
+    version = PolicyVersion(0, 1)
+    place.desk.gate.trained([], version)
+    place.publish(version)
+    for generator, pause_s in zip(generators, (0.5, 1.0), strict=True):
+        place.now += 2.0
+        generator.ack(version, pause_s=pause_s)
+    generators[0].ack(version, pause_s=9.0)  # once more
+    assert place.desk.ack_lap() == AckLap(3.0, 0.75)
+    assert place.desk.ack_lap() == AckLap(0.0, 0.0)
 
 
 # Ends --------------------------------------------------------------------------------------------------------

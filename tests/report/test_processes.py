@@ -42,6 +42,7 @@ def test_lives_of_one_name_follow_each_other_and_the_learner_comes_first(tmp_pat
     assert read[1].slices.tolist() == [
         [100.0, 105.0, 4.0, 0.0, 1.0, 0.0], [150.0, 152.0, 1.0, 0.0, 1.0, 0.0], [152.0, 155.0, 3.0, 0.0, 0.0, 0.0],
     ]  # fmt: skip
+    assert read[1].counts.tolist() == [[1.0, 5.0]] * 3
 
 
 def test_a_later_read_takes_what_is_new_and_what_was_torn_is_left_for_it(tmp_path: Path) -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from headway.cli.calibrating import calibrate, context_of, decode_curve, drift_of, line_through, rates_of
+from headway.cli.calibrating import (
+    calibrate,
+    context_of,
+    decode_curve,
+    decode_with_ends,
+    drift_of,
+    line_through,
+    rates_of,
+)
 from headway.config import RunConfig
 from headway.errors import HeadwayError
 from headway.planner import read_rates, scenario_of, simulate
@@ -60,6 +69,16 @@ def test_curves_go_through_what_was_measured() -> None:
     assert [curve(n) for n in (4, 16, 30)] == pytest.approx([0.04, 0.16, 0.30], rel=0.1)
     noisy = decode_curve({1: [0.02], 2: [0.01], 3: [0.03]})
     assert noisy(2) >= noisy(1)
+
+
+def test_the_end_of_a_completion_is_spread_over_its_tokens() -> None:
+    decode = defaultdict[int, list[float]](list, {8: [0.010] * 3, 16: [0.018] * 3})
+    ends = [(16, 16, 0.018 + 16 * 0.002), (8, 4, 0.010 + 4 * 0.002)]
+    with_ends = decode_with_ends(Measurements(decode=decode, ends=ends, lengths=[[4, 4], [4, 4]]))
+    assert with_ends(16) == pytest.approx(0.018 + 16 * 0.002 / 4)
+    assert with_ends(8) == pytest.approx(0.010 + 8 * 0.002 / 4)
+    short = decode_with_ends(Measurements(ends=[(16, 16, 0.05), (4, 4, 0.02)], lengths=[[2, 2]]))
+    assert (short(16), short(4)) == pytest.approx((0.05, 0.02))
 
 
 def test_context_is_what_grows_with_it_beside_the_sequences() -> None:

@@ -120,8 +120,7 @@ class Simulation:
             self._ended(member)
         if generator.serving != serving:
             life, step = generator.life, generator.serving
-            told_s = generator.turn_end(generator.in_force_s)  # proved beside a decode step, sent after it
-            self._at(told_s, lambda: self._acked(generator, life, step))
+            self._at(generator.in_force_s, lambda: self._acked(generator, life, step))
         self._watch(generator)
 
     def _acked(self, generator: SimulatedGenerator, life: int, step: int) -> None:

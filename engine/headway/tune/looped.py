@@ -3,7 +3,7 @@
 Alone and on one thread, a decode step and an update take what they take. In a run, turns of a generator carry
 messages, the learner keeps records, pushes cross a channel, and both sides share the machine. All of that is in a run's
 rows and in the timeline of its processes, beside how much was done. A synchronous run, in which one side waits for the
-other, shows what its processes take for themselves; the recipe as it is shows how much more they take beside each other.
+other, shows what its processes take for themselves; the recipe as it is, how much more they take beside each other.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def corrected(rates: Rates, alone: Looped, beside: Looped) -> Rates:
     )
     acks = [(row.pause_s, row.ack_s - row.pause_s) for row in rows if row.ack_s > 0] or [(0.0, 0.0)]
     pause_s, acked_s = (statistics.median(each) for each in zip(*acks, strict=True))
-    # Staged in the middle of a turn, in force after it, and told to the learner after the next one.
-    turns_s = 1.5 * works * (beside.work_s + beside.other_s) / beside.turns
+    # Staged in the middle of a decode step, in force after it; told to the learner after the next, which stays in here.
+    waits_s = 0.5 * works * (beside.work_s + beside.other_s) / beside.turns
     return msgspec.structs.replace(
         rates,
         decode_beside=1.0 + max(0.0, beside.decode_factor(rates) - 1.0) / max(busy, 0.1),
@@ -153,6 +153,6 @@ def corrected(rates: Rates, alone: Looped, beside: Looped) -> Rates:
             rates.push_bytes,
             sum(row.learner.push for row in rows) / max(1, sum(row.push_bytes > 0 for row in rows)),
         ),
-        stage=proportional(rates.push_bytes, max(0.0, acked_s - turns_s)),
+        stage=proportional(rates.push_bytes, max(0.0, acked_s - waits_s)),
         apply=proportional(rates.push_bytes, pause_s),
     )
