@@ -12,6 +12,7 @@ from headway.cli.trial import BUILTIN_HEAD_DIM, try_parts
 from headway.config import load_recipe
 from headway.errors import EnvironmentFailure, HeadwayError, ModelError
 from headway.model.policy import head_dim_of
+from headway_kernels.errors import BackendUnavailable
 
 ODD = """
 class Odd:
@@ -58,6 +59,8 @@ def test_what_the_recipe_names_and_this_machine_lacks_is_said(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(HeadwayError, match=r"headway\[tensorboard\]"):
         trial(telemetry__sinks=["tensorboard"])
+    with pytest.raises(BackendUnavailable, match=r"push\.backend = 'nccl' needs a CUDA device"):
+        trial(push__channel="collective", push__backend="nccl")
     with pytest.raises(HeadwayError, match=r"learner.attention = 'flash'|learner.attention: 'flash'"):
         trial(learner__attention="flash")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

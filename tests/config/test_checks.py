@@ -37,6 +37,10 @@ def faults(**keys: Any) -> dict[str, str]:
         ("push.apply", {"push__apply": "swap", "push__dtype": "bfloat16"}),
         ("push.apply", {"push__apply": "swap", "push__channel": "tcp"}),
         ("push.kv", {"push__mode": "drain", "push__kv": "recompute"}),
+        (
+            "agreement.max_log_ratio",
+            {"sampling__top_p": 0.8, "sampling__kept_sets": "ignore", "agreement__max_log_ratio": 0.1},
+        ),
         ("push.kv", {"push__mode": "resume", "push__kv": "2"}),
         ("push.compression", {"push__compression": "zstd", "push__channel": "shm"}),
         ("staleness.slots", {"batch__prompts": 8, "staleness__slots": 7}),

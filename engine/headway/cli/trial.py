@@ -17,7 +17,7 @@ def try_parts(config: RunConfig) -> list[str]:
     Raises:
         ModelError: the model or its tokenizer cannot be used.
         EnvironmentFailure: the environment, its arguments or its first prompt cannot be used.
-        UnsupportedOption: a device, a package or a back-end that the recipe names is not here.
+        UnsupportedOption, BackendUnavailable: a device, a package or a back-end that the recipe names is not here.
         ConfigError: it names a GPU that cannot be seen.
     """
     from headway.envs import EnvSpec, load_environment
@@ -64,6 +64,10 @@ def try_compute(config: RunConfig) -> str:
 
     require_sinks(config.telemetry.sinks)
     check_gpus(config)
+    if config.push.channel == "collective":
+        from headway.weights.collective_group import check_backend
+
+        check_backend(config.push.backend)
     if config.generator.engine == "vllm":
         from headway.generate.vllm.library import check_arguments, check_known, load_vllm
 

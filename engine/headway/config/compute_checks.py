@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from headway.config import derived
+from headway.config.agreement import AgreementConfig
 from headway.config.rule import Rule
 from headway.config.schema import RunConfig
 
@@ -78,6 +82,19 @@ def _gpus_are_used(config: RunConfig) -> str:
     return f"{generator.gpus} has no effect: the embedded engine computes on the CPU; nearest: [], or engine = 'vllm'"
 
 
+def _is_judged(name: str) -> Callable[[RunConfig], str]:
+    def broken(config: RunConfig) -> str:
+        value = getattr(config.agreement, name)
+        if value is None or derived.sides_compare(config):
+            return ""
+        return (
+            f"{value} has no effect with sampling.kept_sets = 'ignore', where the two sides score over different ids; "
+            "nearest: sampling.kept_sets = 'carry', or take it out"
+        )
+
+    return broken
+
+
 COMPUTE_RULES = (
     Rule(("learner.gpu", "learner.device"), _gpu_is_used),
     Rule(("generator.gpus", "generator.engine"), _gpus_are_used),
@@ -86,4 +103,8 @@ COMPUTE_RULES = (
     Rule(("learner.dtype", "push.dtype"), _layers_are_published_so),
     Rule(("learner.attention", "learner.device", "learner.dtype"), _attention_fits),
     Rule(("generator.vllm",), _vllm_head_is_ours),
+    *(
+        Rule((f"agreement.{name}", "sampling.kept_sets"), _is_judged(name))
+        for name in AgreementConfig.model_fields
+    ),
 )
