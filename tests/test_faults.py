@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
+from tests.live import one, processes
 
 import headway
 from headway.config import RunConfig
@@ -23,11 +24,9 @@ from headway.report import RunReader, read_groups
 from headway.serial import run_serial
 from headway.types import LearnerStatus, StepRecord
 
-Seen = TypeVar("Seen")
 MakeConfig = Callable[..., RunConfig]
 HEARTBEAT_S = 0.4
 SLACK_S = 4.0  # for a busy machine to schedule a poll, a message and a note
-DEADLINE_S = 40.0
 STREAM = {"heartbeat_s": HEARTBEAT_S, "startup_deadline_s": 60.0, "rollout_deadline_s": 60.0}
 # Members run to their budget, so that requests are in flight at any moment.
 LONG = {"max_new_tokens": 48, "ignore_eos": True}
@@ -54,38 +53,6 @@ class Watch:
     def said(self, pattern: str) -> float | None:
         """When a note first matched."""
         return next((at for at, text in list(self.notes) if re.search(pattern, text)), None)
-
-
-def wait_for(what: str, look: Callable[[], Seen | None]) -> Seen:
-    """Look until there is something to see."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        found = look()
-        if found is not None:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
-
-
-def processes(engine: headway.Engine, kind: str = "") -> dict[int, psutil.Process]:
-    """Live processes of a run by pid; `kind` is learner or generator."""
-    found: dict[int, psutil.Process] = {}
-    for child in psutil.Process().children(recursive=True):
-        try:
-            line = child.cmdline()
-            if (
-                str(engine.run_dir) in line
-                and {kind} <= {*line, ""}
-                and child.status() != psutil.STATUS_ZOMBIE
-            ):
-                found[child.pid] = child
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def one(engine: headway.Engine, kind: str) -> psutil.Process:
-    return wait_for(f"a {kind} process", lambda: next(iter(processes(engine, kind).values()), None))
 
 
 def leftovers(engine: headway.Engine) -> list[Path]:

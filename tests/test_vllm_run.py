@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib.util
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psutil
 import pytest
+from tests.live import one
 
 import headway
 
-Seen = TypeVar("Seen")
 DEADLINE_S = 120.0
 RECIPE: dict[str, Any] = {
     "model": {"path": "builtin:sort5"},
@@ -33,27 +30,6 @@ pytestmark = [
     ),
     pytest.mark.timeout(280),
 ]
-
-
-def wait_for(what: str, look: Callable[[], Seen | None]) -> Seen:
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        found = look()
-        if found is not None:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
-
-
-def generator_of(engine: headway.Engine) -> psutil.Process | None:
-    for child in psutil.Process().children(recursive=True):
-        try:
-            line = child.cmdline()
-        except psutil.NoSuchProcess:
-            continue
-        if str(engine.run_dir) in line and "generator" in line and child.status() != psutil.STATUS_ZOMBIE:
-            return child
-    return None
 
 
 def run(tmp_path: Path, name: str, **sections: Any) -> list[Any]:
@@ -141,5 +117,5 @@ def test_a_killed_vllm_generator_is_replaced_and_nothing_is_trained_twice(tmp_pa
         for record in engine:
             records.append(record)
             if len(records) == 2:  # with requests in flight, and pushes on their way
-                wait_for("the generator", lambda: generator_of(engine)).send_signal(signal.SIGKILL)
+                one(engine, "generator", DEADLINE_S).send_signal(signal.SIGKILL)
     check_conserved(records, 12)
