@@ -18,6 +18,8 @@ BASE: dict[str, Any] = {"model": {"path": "builtin:sort"}, "env": {"name": "sort
 COMPANIONS: dict[str, dict[str, Any]] = {
     "learner.gpu": {"learner.device": "cuda"},
     "generator.gpus": {"generator.engine": "vllm"},
+    "model.lora.alpha": {"model.lora.rank": 4},
+    "model.lora.targets": {"model.lora.rank": 4},
     "model.head_dtype": {"push.dtype": "bfloat16"},
     "learner.dtype": {"push.dtype": "bfloat16"},
     "model.reference": {"algo.kl": "k3", "algo.kl_coef": 0.1},
@@ -54,6 +56,7 @@ OTHER: dict[str, Any] = {
     "agreement.min_ess": 0.9,
     "staleness.slots": 12,
     "staleness.window": 3,
+    "model.lora.targets": ["q_proj"],
     "push.kv": "2",
     "generator.kv_tokens": 100_000,
     "algo.clip_low": 0.3,
@@ -89,10 +92,8 @@ def other_value(path: str) -> Any:
 
 
 def with_key(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    section, _, leaf = path.rpartition(".")
-    if not section:
-        return {**data, leaf: value}
-    return {**data, section: {**data.get(section, {}), leaf: value}}
+    section, _, rest = path.partition(".")
+    return {**data, section: with_key(data.get(section, {}), rest, value) if rest else value}
 
 
 def flippable() -> list[str]:

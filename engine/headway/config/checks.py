@@ -12,6 +12,7 @@ from typing import Any
 from headway.config import paths
 from headway.config.algo_checks import ALGO_RULES, AlgoRule
 from headway.config.compute_checks import COMPUTE_RULES
+from headway.config.lora_checks import LORA_RULES
 from headway.config.push_checks import PUSH_RULES
 from headway.config.rule import Rule
 from headway.config.schema import RunConfig
@@ -158,5 +159,6 @@ RULES: tuple[Rule, ...] = (
     *STREAM_RULES,
     *PUSH_RULES,
     *COMPUTE_RULES,
+    *LORA_RULES,
     *TELEMETRY_RULES,
 )

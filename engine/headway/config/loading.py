@@ -205,19 +205,17 @@ def _build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Fault]]:
         return None, [_fault(detail) for detail in error.errors()]
 
 
-def _as_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+def _as_tuples(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """TOML has lists, the frozen tree has tuples."""
     converted: dict[str, Any] = {}
     for name, value in data.items():
-        section = paths.sections().get(name)
-        if section is not None and isinstance(value, Mapping):
-            values = dict(typing.cast("Mapping[str, Any]", value))
-            for key, info in section.model_fields.items():
-                if typing.get_origin(info.annotation) is tuple and isinstance(values.get(key), list):
-                    values[key] = tuple(values[key])
-            converted[name] = values
-        else:
-            converted[name] = value
+        path = f"{prefix}{name}"
+        info = paths.fields().get(path)
+        if path in paths.sections() and isinstance(value, Mapping):
+            value = _as_tuples(typing.cast("Mapping[str, Any]", value), f"{path}.")
+        elif info is not None and typing.get_origin(info.annotation) is tuple and isinstance(value, list):
+            value = tuple(typing.cast("list[Any]", value))
+        converted[name] = value
     return converted
 
 
@@ -225,14 +223,8 @@ def _fault(detail: Any) -> Fault:
     """One pydantic error in our words."""
     location = [str(part) for part in detail["loc"]]
     path = ".".join(location)
-    known = next(
-        (
-            path_
-            for path_ in (path, location[0] + "." + location[1] if len(location) > 1 else path)
-            if path_ in paths.fields()
-        ),
-        "",
-    )
+    stems = (".".join(location[:length]) for length in range(len(location), 0, -1))
+    known = next((stem for stem in stems if stem in paths.fields()), "")
     got = detail["input"]
     if detail["type"] == "extra_forbidden":
         return path, "unknown key" + paths.suggestion(path)
@@ -265,9 +257,9 @@ def _repaired(data: Mapping[str, Any], bad: set[str]) -> RunConfig | None:
             path == wrong or path.startswith(f"{wrong}.") or wrong.startswith(f"{path}.") for wrong in bad
         ):
             _assign(kept, path, value, [])
+    given = {path for path, _ in _flatten(kept, "")}
     for path, info in paths.fields().items():
-        section, _, leaf = path.rpartition(".")
-        if info.is_required() and leaf not in kept.get(section, {}):
+        if info.is_required() and path not in given:
             _assign(kept, path, "unknown", [])
     return _build(kept)[0]
 

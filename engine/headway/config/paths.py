@@ -35,13 +35,18 @@ def _collect(section: type[Section], prefix: str, found: dict[str, FieldInfo]) -
 
 @cache
 def sections() -> dict[str, type[Section]]:
-    """Every section by its path, "" for the recipe itself."""
-    nested = {
-        name: typing.cast("type[Section]", info.annotation)
-        for name, info in RunConfig.model_fields.items()
-        if is_section(info.annotation)
-    }
-    return {"": RunConfig, **nested}
+    """Every section by its path, "" for the recipe itself; a section comes before those inside it."""
+    found: dict[str, type[Section]] = {}
+    _collect_sections(RunConfig, "", found)
+    return found
+
+
+def _collect_sections(section: type[Section], path: str, found: dict[str, type[Section]]) -> None:
+    found[path] = section
+    for name, info in section.model_fields.items():
+        if is_section(info.annotation):
+            below = f"{path}.{name}" if path else name
+            _collect_sections(typing.cast("type[Section]", info.annotation), below, found)
 
 
 def is_section(annotation: Any) -> bool:

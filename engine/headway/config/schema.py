@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from headway.config.agreement import AgreementConfig
+from headway.config.lora import LoraConfig
 from headway.config.push import PushConfig
 from headway.config.section import Section
 from headway.config.telemetry import TelemetryConfig
@@ -29,6 +30,7 @@ class ModelConfig(Section):
         default="float32",
         description="of the product with the vocabulary head, on both sides: learner and generators",
     )
+    lora: LoraConfig = LoraConfig()
 
 
 class EnvConfig(Section):
