@@ -30,7 +30,8 @@ INITIAL = "initial"  # in place of a checkpoint's name: the weights that the run
 
 # Another value would make the stored state that of another run.
 FIXED = (
-    "name", "seed", "model.path", "env.name", "env.args", "env.shuffle", "push.dtype", "checkpoint.dir",
+    "name", "seed", "model.path", "model.lora.rank", "model.lora.alpha", "model.lora.targets", "env.name", "env.args",
+    "env.shuffle", "push.dtype", "checkpoint.dir",
 )  # fmt: skip
 PIECES = {
     "optimizer": "optimizer.safetensors",

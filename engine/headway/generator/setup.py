@@ -10,7 +10,7 @@ import torch
 from headway.config import RunConfig
 from headway.envs import EnvSpec, RewardPool
 from headway.generate import InferenceEngine, TorchEngine
-from headway.model import Compute, Tokenizer, load_policy
+from headway.model import Compute, Lora, Tokenizer, load_policy
 from headway.weights import DoubledServed, Served
 
 
@@ -41,6 +41,7 @@ def _build_vllm(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Infere
         head_dtype=config.model.head_dtype,
         kept_sets=config.sampling.kept_sets == "carry",
         options=generator.vllm,
+        lora=Lora.of(config),
         decode=tokenizer.decode,
     )
 
@@ -56,6 +57,7 @@ def build_torch_engine(config: RunConfig, folder: Path, tokenizer: Tokenizer) ->
         published_dtype=config.push.dtype,
         with_grad=False,
         compute=Compute(head_dtype=config.model.head_dtype),
+        lora=Lora.of(config),
     )
     generator, sampling = config.generator, config.sampling
     # A group's prompt is shared, so what a sequence needs for itself is its budget; prompts come on top.

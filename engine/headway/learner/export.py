@@ -8,7 +8,7 @@ from headway.checkpoint import CheckpointStore
 from headway.config import open_run
 from headway.errors import CheckpointError, ConfigError
 from headway.learner.state import read_weights
-from headway.model import load_policy, resolve_model, save_policy
+from headway.model import Lora, load_policy, resolve_model, save_policy
 
 
 def export(run: Path, target: Path, checkpoint: str = "", masters: bool = False) -> str:
@@ -42,7 +42,7 @@ def export(run: Path, target: Path, checkpoint: str = "", masters: bool = False)
                 )
             )
     source = resolve_model(config.model.path)
-    policy = load_policy(source, published_dtype=config.push.dtype, with_grad=False)
+    policy = load_policy(source, published_dtype=config.push.dtype, with_grad=False, lora=Lora.of(config))
     policy.flat.copy_(read_weights(chosen, policy.manifest))
     if not masters:
         policy.round_to_published()

@@ -36,7 +36,7 @@ from headway.learner.machine import Machine
 from headway.learner.replay_plan import Entered, Plan, Update, path
 from headway.learner.setup import compute_of, load_reference, recipe_of
 from headway.learner.state import LearnerState, Piece, read_state
-from headway.model import Policy, load_policy, resolve_model
+from headway.model import Lora, Policy, load_policy, resolve_model
 from headway.trainer import FlatState, Trainer, TrainerState
 from headway.types import PolicyVersion, Ticket, Trajectory
 from headway.weights import published_dtype, state_digest
@@ -102,7 +102,13 @@ def replay(
     plan.read(_entries(folder, position))
     _check_machines(folder, attempts, plan, any_machine, note)
     model = resolve_model(config.model.path, note)
-    policy = load_policy(model, published_dtype=config.push.dtype, with_grad=True, compute=compute_of(config))
+    policy = load_policy(
+        model,
+        published_dtype=config.push.dtype,
+        with_grad=True,
+        compute=compute_of(config),
+        lora=Lora.of(config),
+    )
     state = read_state(chosen, policy.manifest) if chosen else None
     replayed = Replay(folder, config, attempts, store, plan, policy, state, note)
     plan.check(replayed.held)
@@ -206,7 +212,7 @@ class Replay:
         return self._verdict
 
     def _make_trainer(self) -> Trainer:
-        reference = load_reference(self._config, self._note)
+        reference = load_reference(self._config, self._policy, self._note)
         return Trainer(self._policy, self._config, recipe_of(self._config.algo), reference)
 
     def _enter(self, attempt: Attempt) -> None:

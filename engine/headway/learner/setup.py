@@ -11,7 +11,7 @@ from headway.config import AlgoConfig, RunConfig, derived
 from headway.envs import EnvSpec, load_environment
 from headway.learner.prompts import PromptSource
 from headway.learner.tickets import TicketMaker
-from headway.model import Compute, Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
+from headway.model import Compute, Lora, Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
 from headway.staleness import Gate, StalenessPolicy, StalenessUnit, make_policy
 from headway.trainer import StartCheck, Trainer
 
@@ -45,7 +45,11 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
     folder = resolve_model(config.model.path, note)
     tokenizer = load_tokenizer(folder)
     policy = load_policy(
-        folder, published_dtype=config.push.dtype, with_grad=True, compute=compute_of(config)
+        folder,
+        published_dtype=config.push.dtype,
+        with_grad=True,
+        compute=compute_of(config),
+        lora=Lora.of(config),
     )
     numerics = derived.numerics(config, policy.attention.name)
     note(numerics)
@@ -53,7 +57,7 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
         note(
             "log-probs are not compared: sampling.kept_sets = 'ignore' puts every ratio off by the kept mass"
         )
-    reference = load_reference(config, note)
+    reference = load_reference(config, policy, note)
     environment = load_environment(EnvSpec(config.env.name, config.env.args))
     return LearnerParts(
         folder=folder,
@@ -72,14 +76,19 @@ def build_learner(config: RunConfig, note: Callable[[str], None]) -> LearnerPart
     )
 
 
-def load_reference(config: RunConfig, note: Callable[[str], None]) -> Policy | None:
+def load_reference(config: RunConfig, policy: Policy, note: Callable[[str], None]) -> Policy | None:
     """The frozen policy of the KL term; None when the objective needs none.
+
+    Args:
+        policy: that is trained; without its adapters it is the starting policy.
 
     Raises:
         ModelError: it cannot be loaded.
     """
     if not recipe_of(config.algo).objective.needs_reference:
         return None
+    if policy.adapters is not None and not config.model.reference:
+        return policy.without_adapters()
     folder = resolve_model(config.model.reference or config.model.path, note)
     return load_policy(folder, with_grad=False, compute=compute_of(config))
 

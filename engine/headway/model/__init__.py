@@ -5,6 +5,7 @@ from headway.model.builtin import builtin_folder
 from headway.model.compute import Compute
 from headway.model.facts import kernel_facts
 from headway.model.loading import Tokenizer, load_policy, load_tokenizer, save_policy
+from headway.model.lora import Lora
 from headway.model.policy import Head, Policy
 from headway.model.resolve import builtin_tokenizer, resolve_model
 
@@ -13,6 +14,7 @@ __all__ = [
     "Compute",
     "Head",
     "KVPool",
+    "Lora",
     "Policy",
     "Tokenizer",
     "builtin_folder",

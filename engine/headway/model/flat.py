@@ -6,6 +6,8 @@ both sides of a push agree on one order.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import torch
 import xxhash
 from torch import Tensor, nn
@@ -16,19 +18,29 @@ from headway.types import Manifest, TensorSpec
 ALIGNMENT = 16  # elements: 64 bytes in fp32, what vector loads and memcpy want
 
 
-def build_manifest(module: nn.Module, dtype: str) -> Manifest:
+FROZEN = "(frozen parameters)"  # among the digests of buffers
+
+
+def build_manifest(module: nn.Module, dtype: str, trained: Sequence[str] | None = None) -> Manifest:
     """Describe a module's parameters: matrices first (they are decayed), then the rest, each in module order.
 
     Args:
         module: its parameters must be floating point.
         dtype: of the published weights, "float32" or "bfloat16".
+        trained: names of the parameters that the manifest holds, in their order; the others are frozen, and a digest
+            of their values is among those of the buffers. None: it holds all.
 
     Raises:
         ModelError: a parameter is not floating point.
     """
     names: dict[int, list[str]] = {}
     parameters: dict[int, nn.Parameter] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    by_name = dict(module.named_parameters(remove_duplicate=False))
+    digests = _buffer_digests(module)
+    if trained is not None:
+        digests[FROZEN] = _frozen_digest(module, set(trained), dtype)
+    for name in by_name if trained is None else trained:
+        parameter = by_name[name]
         if not parameter.is_floating_point():
             raise ModelError(
                 f"parameter {name} is {parameter.dtype}; only floating-point parameters can be trained"
@@ -45,7 +57,19 @@ def build_manifest(module: nn.Module, dtype: str) -> Manifest:
         tensors.append(TensorSpec(first, aliases, list(parameter.shape), offset, parameter.numel(), decayed))
         offset += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         num_decayed = offset if decayed else num_decayed
-    return Manifest(dtype, tensors, offset, num_decayed, _buffer_digests(module))
+    return Manifest(dtype, tensors, offset, num_decayed, digests)
+
+
+def _frozen_digest(module: nn.Module, trained: Collection[str], dtype: str) -> str:
+    """Over names, shapes and values, as published, of the parameters that are not trained."""
+    digest = xxhash.xxh3_64()
+    for name, parameter in module.named_parameters():
+        if name not in trained:
+            values = parameter.detach().cpu()
+            values = values.bfloat16() if dtype == "bfloat16" else values
+            digest.update(f"{name} {list(parameter.shape)}\n".encode())
+            digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _buffer_digests(module: nn.Module) -> dict[str, str]:
@@ -61,7 +85,7 @@ def flatten(module: nn.Module, manifest: Manifest, *, with_grad: bool) -> tuple[
     """Move a module's parameters into one fp32 buffer, in place.
 
     Args:
-        module: its parameters become views of the buffer.
+        module: its parameters become views of the buffer; those that the manifest does not hold are frozen.
         manifest: as build_manifest gives for this module. The buffers are on the module's device.
         with_grad: also make a gradient buffer that every `.grad` is a view of.
 
@@ -72,6 +96,8 @@ def flatten(module: nn.Module, manifest: Manifest, *, with_grad: bool) -> tuple[
     device = next(iter(parameters.values())).device if parameters else torch.device("cpu")
     flat = aligned_zeros(manifest.num_elements, device)
     grad = aligned_zeros(manifest.num_elements, device) if with_grad else None
+    for parameter in parameters.values():
+        parameter.requires_grad_(False)
     for spec in manifest.tensors:
         parameter = parameters[spec.name]
         view = flat[spec.offset : spec.offset + spec.size].view(spec.shape)

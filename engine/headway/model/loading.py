@@ -15,8 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ModelError
+from headway.model.adapter_folder import merged_state, write_own_adapter
 from headway.model.attention import ATTENTION_NAME
 from headway.model.compute import Compute
+from headway.model.lora import Lora
 from headway.model.policy import Policy
 from headway.model.probe import probe
 
@@ -24,21 +26,27 @@ transformers_logging.disable_progress_bar()
 
 
 def load_policy(
-    folder: Path, *, published_dtype: str = "float32", with_grad: bool, compute: Compute | None = None
+    folder: Path,
+    *,
+    published_dtype: str = "float32",
+    with_grad: bool,
+    compute: Compute | None = None,
+    lora: Lora | None = None,
 ) -> Policy:
     """A folder in transformers format as a Policy in fp32, rounded to the published dtype.
 
     Args:
         compute: device, precision and attention; None: fp32 on the CPU.
+        lora: the adapters that it gets; None: none.
 
     Raises:
         ModelError: no such folder, no config, unreadable weights, missing or unexpected tensors, or an
             architecture that headway cannot run. UnsupportedOption: what `compute` asks for is not here.
     """
     module = _load_module(folder)
-    policy = Policy(module, published_dtype=published_dtype, with_grad=with_grad, compute=compute)
-    if not torch.isfinite(policy.flat).all():
-        bad = [name for name, tensor in module.named_parameters() if not torch.isfinite(tensor).all()]
+    policy = Policy(module, published_dtype=published_dtype, with_grad=with_grad, compute=compute, lora=lora)
+    bad = [name for name, tensor in module.named_parameters() if not torch.isfinite(tensor).all()]
+    if bad:
         raise ModelError(f"model folder {folder}: weights that are not finite: {', '.join(bad[:5])}")
     probe(policy)
     if not with_grad:
@@ -77,10 +85,18 @@ def _load_module(folder: Path) -> PreTrainedModel:
 def save_policy(policy: Policy, source: Path, target: Path) -> None:
     """Write the current weights as a transformers folder, with the tokenizer of `source`.
 
+    Adapters are added into the weights; the folder "adapter" in it holds them alone, as PEFT writes them.
     Written beside the target and renamed, so a folder at `target` is always whole.
     """
     temporary = target.with_name(target.name + ".partial")
-    policy.module.save_pretrained(str(temporary))
+    if temporary.exists():  # of an end that was cut short
+        shutil.rmtree(temporary)
+    if policy.adapters is None:
+        policy.module.save_pretrained(str(temporary))
+    else:
+        state = merged_state(policy.module.state_dict(), policy.adapters)
+        policy.module.save_pretrained(str(temporary), state_dict=state)
+        write_own_adapter(temporary / "adapter", policy.adapters, str(source))
     config = json.loads((temporary / "config.json").read_text())
     config.pop("_attn_implementation", None)
     (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -7,6 +7,8 @@ Legend: N packed tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ from headway.model.attention import AttentionContext
 from headway.model.attention_choice import Place, choose_attention
 from headway.model.compute import DTYPES, Compute
 from headway.model.flat import build_manifest, flatten, rebind
+from headway.model.lora import Adapters, Lora, adapt
 from headway.packing import Row
 from headway.types import Manifest
 
@@ -51,6 +54,21 @@ class Head:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """A part of the flat buffer that is optimized alike.
+
+    Attributes:
+        start, end: elements; decayed: whether weight decay applies.
+        scale: of what is stored here over what the optimizer steps (see headway.model.lora).
+    """
+
+    start: int
+    end: int
+    decayed: bool
+    scale: float = 1.0
+
+
 class Policy:
     """A causal language model over flat fp32 parameters.
 
@@ -59,6 +77,11 @@ class Policy:
         published_dtype: dtype of the published weights ("float32" or "bfloat16").
         with_grad: make a gradient buffer and train; else parameters are frozen.
         compute: device, precision and attention.
+        lora: train adapters, which are then all that is flat and published; the module's own weights are rounded to
+            the published dtype and stay. None: train and publish all.
+
+    Attributes:
+        adapters: None without `lora`.
 
     Raises:
         ModelError: the module needs something that headway's attention or head does not do.
@@ -72,13 +95,20 @@ class Policy:
         published_dtype: str,
         with_grad: bool,
         compute: Compute | None = None,
+        lora: Lora | None = None,
     ) -> None:
         compute = compute or Compute()
         self.device = compute.place
         self.dtype = DTYPES[compute.dtype]
         # Never in train mode: dropout would make the learner's log-probs differ from the generator's.
         self.module = module.eval()
-        self.manifest: Manifest = build_manifest(module, published_dtype)
+        self.adapters: Adapters | None = None
+        self._adapted = lora is not None
+        if lora is not None:
+            _round(module, published_dtype)
+            self.adapters = adapt(module, lora)
+        trained = None if self.adapters is None else self.adapters.names
+        self.manifest: Manifest = build_manifest(module, published_dtype, trained)
         module.to(self.device)  # pyright: ignore[reportArgumentType] - transformers wraps the method
         self.flat, self.grad = flatten(module, self.manifest, with_grad=with_grad)
         self.head = _find_head(module, DTYPES[compute.head_dtype])
@@ -105,7 +135,11 @@ class Policy:
         Returns:
             fp32 [N, H].
         """
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32):
+        plain = self.adapters is not None and not self._adapted
+        with (
+            self.adapters.off() if self.adapters is not None and plain else contextlib.nullcontext(),
+            torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32),
+        ):
             out = self._backbone(
                 input_ids=token_ids.unsqueeze(0),
                 position_ids=positions.unsqueeze(0),
@@ -113,6 +147,24 @@ class Policy:
                 context=context,
             )
         return out.last_hidden_state[0].float()
+
+    def without_adapters(self) -> Policy:
+        """This policy, frozen, as it was before it had adapters; it shares the module and all memory."""
+        assert self.adapters is not None, "a policy without adapters has nothing to leave out"
+        plain = copy.copy(self)
+        plain._adapted, plain.grad = False, None
+        return plain
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """The flat buffer in parts that are optimized alike, in order; none is empty."""
+        end, decayed = self.manifest.num_elements, self.manifest.num_decayed
+        if self.adapters is None:
+            parts = Stretch(0, decayed, True), Stretch(decayed, end, False)
+        else:
+            first_b = self.manifest.tensors[self.adapters.num_a].offset
+            parts = Stretch(0, first_b, True), Stretch(first_b, end, True, self.adapters.lora.scale)
+        return tuple(part for part in parts if part.end > part.start)
 
     def serve_from(self, flat: Tensor) -> None:
         """Compute with the weights in `flat` (fp32 [num_elements]) from now on; nothing is copied.
@@ -127,6 +179,13 @@ class Policy:
         """Round the weights to the published dtype, so that both sides compute with the same values."""
         if self.manifest.dtype == "bfloat16":
             self.flat.copy_(self.flat.bfloat16())
+
+
+@torch.no_grad()
+def _round(module: nn.Module, published_dtype: str) -> None:
+    if published_dtype == "bfloat16":
+        for parameter in module.parameters():
+            parameter.copy_(parameter.bfloat16())
 
 
 def head_dim_of(config: PretrainedConfig) -> int:

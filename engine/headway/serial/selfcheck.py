@@ -26,7 +26,7 @@ from headway.generator import build_engine
 from headway.learner.prompts import PromptSource
 from headway.learner.setup import compute_of, recipe_of
 from headway.learner.tickets import TicketMaker
-from headway.model import Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
+from headway.model import Lora, Policy, Tokenizer, load_policy, load_tokenizer, resolve_model
 from headway.trainer import prepare, score_row
 from headway.types import PolicyVersion, Ticket, Trajectory, prompt_digest
 
@@ -84,7 +84,11 @@ class SelfCheck:
         self._config = _shortened(config)
         self._tokenizer: Tokenizer = load_tokenizer(folder)
         self._policy: Policy = load_policy(
-            folder, published_dtype=config.push.dtype, with_grad=False, compute=compute_of(config)
+            folder,
+            published_dtype=config.push.dtype,
+            with_grad=False,
+            compute=compute_of(config),
+            lora=Lora.of(config),
         )
         self._folder = folder
         limits = derived.agreement_limits(config)

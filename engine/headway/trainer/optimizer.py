@@ -1,5 +1,8 @@
 """AdamW over flat fp32 masters, with clipping and a guard against non-finite gradients.
 
+A stretch of the buffer may store `scale` times what is meant to be optimized (headway.model.lora): with lr * scale,
+eps / scale and weight_decay / scale, AdamW's step over what is stored is `scale` times its step over what is meant.
+
 The masters are the policy's flat buffer itself when fp32 is published. When bf16 is published they are a buffer
 of their own and the policy computes with the rounded copy, exactly what the generators get: a small learning
 rate then moves the masters even while the published weights stand still.
@@ -58,16 +61,16 @@ class FlatOptimizer:
         self._rounded = policy.manifest.dtype != "float32"
         self.master: Tensor = policy.flat.clone() if self._rounded else policy.flat
         policy.round_to_published()
-        num_decayed = policy.manifest.num_decayed
-        parts = ((0, num_decayed, config.weight_decay), (num_decayed, policy.manifest.num_elements, 0.0))
         groups: list[dict[str, object]] = []
         self._parts: list[tuple[slice, nn.Parameter]] = []
-        for start, end, decay in parts:
-            if end > start:
-                part = nn.Parameter(self.master[start:end])
-                part.grad = self._grad[start:end]
-                self._parts.append((slice(start, end), part))
-                groups.append({"params": [part], "weight_decay": decay})
+        self._scales = [stretch.scale for stretch in policy.stretches]
+        for stretch in policy.stretches:
+            place, scale = slice(stretch.start, stretch.end), stretch.scale
+            part = nn.Parameter(self.master[place])
+            part.grad = self._grad[place]
+            self._parts.append((place, part))
+            decay = config.weight_decay / scale if stretch.decayed else 0.0
+            groups.append({"params": [part], "weight_decay": decay, "eps": config.eps / scale})
         self._adamw = torch.optim.AdamW(
             groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
         )
@@ -77,19 +80,29 @@ class FlatOptimizer:
 
         A gradient that is not finite changes nothing: masters, moments and weights stay as they are.
         """
-        norm = float(torch.linalg.vector_norm(self._grad))
+        norm = self._grad_norm()
         skipped = not math.isfinite(norm)
         if not skipped:
             if norm > self._max_grad_norm:
                 self._grad.mul_(self._max_grad_norm / norm)
-            for group in self._adamw.param_groups:
-                group["lr"] = lr
+            for group, scale in zip(self._adamw.param_groups, self._scales, strict=True):
+                group["lr"] = lr * scale
             self._adamw.step()
             if self._rounded:
                 self._policy.flat.copy_(self.master)
                 self._policy.round_to_published()
         self._grad.zero_()
         return UpdateResult(norm, skipped)
+
+    def _grad_norm(self) -> float:
+        """Global, of the gradients by what the optimizer steps: theirs is `scale` times that by what is stored."""
+        if set(self._scales) == {1.0}:
+            return float(torch.linalg.vector_norm(self._grad))
+        squares = [
+            (scale * torch.linalg.vector_norm(self._grad[place])) ** 2
+            for (place, _), scale in zip(self._parts, self._scales, strict=True)
+        ]
+        return float(torch.stack(squares).sum().sqrt())
 
     def copy_state(self, target: FlatState) -> int:
         """Copy masters and moments into `target`; returns the number of updates made."""
