@@ -68,7 +68,7 @@ def _frozen_digest(module: nn.Module, trained: Collection[str], dtype: str) -> s
             values = parameter.detach().cpu()
             values = values.bfloat16() if dtype == "bfloat16" else values
             digest.update(f"{name} {list(parameter.shape)}\n".encode())
-            digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

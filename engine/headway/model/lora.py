@@ -56,6 +56,18 @@ class Switch:
     on: bool = True
 
 
+class Factor(nn.Module):
+    """A matrix [out, in] of an adapter; fp32."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input [..., in] -> [..., out]."""
+        return nn.functional.linear(input, self.weight)
+
+
 class AdaptedLinear(nn.Linear):
     """A linear layer with an adapter; weight and bias are those of the layer that it replaces."""
 
@@ -63,9 +75,9 @@ class AdaptedLinear(nn.Linear):
         nn.Module.__init__(self)  # nn.Linear's would make, and draw, a weight of its own
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        place = {"device": base.weight.device, "dtype": torch.float32}
-        self.lora_A = nn.utils.skip_init(nn.Linear, self.in_features, rank, bias=False, **place)
-        self.lora_B = nn.utils.skip_init(nn.Linear, rank, self.out_features, bias=False, **place)
+        device = base.weight.device
+        self.lora_A = Factor(torch.zeros(rank, self.in_features, device=device))
+        self.lora_B = Factor(torch.zeros(self.out_features, rank, device=device))
         self._switch = switch
 
     def forward(self, input: Tensor) -> Tensor:
@@ -128,11 +140,8 @@ def adapt(module: PreTrainedModel, lora: Lora) -> Adapters:
         assert isinstance(layer, nn.Linear)
         adapted = AdaptedLinear(layer, lora.rank, switch)
         bound = 1.0 / math.sqrt(layer.in_features)
-        with torch.no_grad():
-            adapted.lora_A.weight.copy_(
-                torch.empty(lora.rank, layer.in_features).uniform_(-bound, bound, generator=draw)
-            )
-            adapted.lora_B.weight.zero_()
+        a = torch.empty(lora.rank, layer.in_features).uniform_(-bound, bound, generator=draw)
+        adapted.lora_A.weight.data.copy_(a)
         parent, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(parent), leaf, adapted)
         layers[name] = adapted

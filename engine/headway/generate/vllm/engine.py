@@ -104,6 +104,7 @@ class VLLMEngine:
         self._decode = decode
         self._clock = clock
         self._served: Served | None = None
+        self._adapter: Any = None
         self._waiting: deque[GroupRequest] = deque()
         self._running: dict[str, _Sequence] = {}
         self._version: PolicyVersion | None = None
@@ -121,9 +122,9 @@ class VLLMEngine:
         assert self._served is not None, "open_vllm says how its weights are written"
         return self._served
 
-    def serve(self, served: Served) -> None:
-        """Say how its weights are written; once, before the first push."""
-        self._served = served
+    def serve(self, served: Served, adapter: Any = None) -> None:
+        """Say how its weights are written, and the LoRARequest of what is pushed; once, before the first push."""
+        self._served, self._adapter = served, adapter
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -253,7 +254,8 @@ class VLLMEngine:
         salt = f"{self._version.epoch}.{self._version.step}"
         prompt = self._vllm.TokensPrompt(prompt_token_ids=list(request.prompt_ids), cache_salt=salt)
         self._running[sequence.name] = sequence
-        self._llm.add_request(sequence.name, prompt, self._parameters(request, sequence.member))
+        parameters = self._parameters(request, sequence.member)
+        self._llm.add_request(sequence.name, prompt, parameters, lora_request=self._adapter)
 
     def _parameters(self, request: GroupRequest, member: int) -> Any:
         sampling = request.sampling

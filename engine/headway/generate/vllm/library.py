@@ -40,7 +40,11 @@ OWNED: dict[str, str] = {
     "distributed_executor_backend": "the model is written in this process",
     "disable_log_stats": "headway's own metrics",
     "quantization": "pushed weights are not quantised",
-    "enable_lora": "adapters are not pushed",
+    "enable_lora": "model.lora",
+    "max_loras": "model.lora",
+    "max_lora_rank": "model.lora.rank",
+    "lora_dtype": "push.dtype",
+    "lora_target_modules": "model.lora.targets",
 }
 """Engine arguments that headway sets, each with the key or the reason."""
 

@@ -12,6 +12,7 @@ import torch
 
 from headway.errors import ModelError, UnsupportedOption
 from headway.generate.slots import MAX_POOL_BYTES
+from headway.generate.vllm.adapters import adapter_arguments, serve_adapters
 from headway.generate.vllm.engine import Limits, VLLMEngine
 from headway.generate.vllm.kept import SamplerTap, returns_masks
 from headway.generate.vllm.library import (
@@ -24,7 +25,7 @@ from headway.generate.vllm.library import (
     num_kv_tokens,
 )
 from headway.generate.vllm.weights import serve
-from headway.model import Policy, load_policy
+from headway.model import Lora, Policy, load_policy
 from headway.weights.served import TORCH_DTYPES
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def open_vllm(
     kept_sets: bool = False,
     options: Mapping[str, Any],
     decode: Callable[[Sequence[int]], str],
+    lora: Lora | None = None,
 ) -> VLLMEngine:
     """An engine without any version in force.
 
@@ -64,6 +66,7 @@ def open_vllm(
         kv: "keep" or "recompute"; head_dtype: of the product with the vocabulary head.
         kept_sets: whether requests may ask what their tokens were sampled from.
         options: vLLM's own engine arguments.
+        lora: the adapters that will be pushed; None: all weights will be.
 
     Raises:
         UnsupportedOption: vLLM is missing, of an unknown version, or refuses an argument.
@@ -71,9 +74,11 @@ def open_vllm(
     """
     check_arguments(options)
     vllm = load_vllm()
-    policy = load_policy(folder, published_dtype=published_dtype, with_grad=False)
+    policy = load_policy(folder, published_dtype=published_dtype, with_grad=False, lora=lora)
     arguments = _arguments(folder, policy, published_dtype, sizes, options, on_gpu=torch.cuda.is_available())
     arguments["hf_overrides"] = head_overrides(options.get("hf_overrides"), head_dtype)
+    if policy.adapters is not None:
+        arguments |= adapter_arguments(vllm, policy.adapters)
     prepared = engine_arguments(vllm, arguments)
     masked = kept_sets and returns_masks(prepared)
     if masked:
@@ -91,7 +96,11 @@ def open_vllm(
     )
     tap = SamplerTap(llm) if kept_sets and not masked else None
     engine = VLLMEngine(vllm, llm, manifest=policy.manifest, limits=limits, kv=kv, decode=decode, tap=tap)
-    engine.serve(serve(live_runner(llm), policy.manifest, policy.flat, engine))
+    if policy.adapters is None:
+        engine.serve(serve(live_runner(llm), policy.manifest, policy.flat, engine))
+    else:
+        adapter, served = serve_adapters(llm, policy.manifest, policy.adapters, engine, folder)
+        engine.serve(served, adapter)
     _log.info("vllm %s, %s, %d tokens of KV cache", vllm.__version__, arguments["dtype"], limits.pool_tokens)
     return engine
 
