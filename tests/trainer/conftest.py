@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from headway.buffer import Group
 from headway.config import RunConfig
 from headway.learner.setup import compute_of, recipe_of
-from headway.model import Policy, load_policy
+from headway.model import Lora, Policy, load_policy
 from headway.trainer import Trainer, prepare, score_row
 from headway.types import (
     FinishReason,
@@ -79,7 +79,11 @@ class Bench:
         self.config = config
         self.recipe = recipe_of(config.algo)
         self.policy = load_policy(
-            folder, published_dtype=config.push.dtype, with_grad=True, compute=compute_of(config)
+            folder,
+            published_dtype=config.push.dtype,
+            with_grad=True,
+            compute=compute_of(config),
+            lora=Lora.of(config),
         )
         self.trainer = Trainer(self.policy, config, self.recipe, reference)
 
