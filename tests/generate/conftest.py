@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from headway.generate import FinishedMember, GroupRequest, TorchEngine
-from headway.model import load_policy
+from headway.model import Lora, load_policy
 from headway.types import PolicyVersion, Sampling
 
 VOCAB_SIZE, CONTEXT = 48, 64
@@ -55,18 +55,22 @@ class Versions:
 
     decode = staticmethod(decode)
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lora: Lora | None = None) -> None:
         self.folder = self._folder = folder
-        self.flat = {0: load_policy(folder, with_grad=False).flat.clone()}
+        self.lora = lora
+        policy = load_policy(folder, with_grad=False, lora=lora)
+        self.flat, self.manifest = {0: policy.flat.clone()}, policy.manifest
+        size = 0.1 if lora is None else 0.3
         for number in range(1, 6):
             noise = torch.Generator().manual_seed(number)
-            self.flat[number] = self.flat[0] + 0.1 * torch.randn(self.flat[0].shape, generator=noise)
+            self.flat[number] = self.flat[0] + size * torch.randn(self.flat[0].shape, generator=noise)
         self._modules: dict[int, Any] = {}
 
     def engine(self, version: int | None = 0, **changes: Any) -> TorchEngine:
         options: dict[str, Any] = {"max_running": 64, "kv_tokens": 0, "prefill_tokens": 512, "kv": "keep"}
         options |= {"decode": decode}
-        engine = TorchEngine(load_policy(self._folder, with_grad=False), **{**options, **changes})
+        policy = load_policy(self._folder, with_grad=False, lora=self.lora)
+        engine = TorchEngine(policy, **{**options, **changes})
         if version is not None:
             self.push(engine, version)
         return engine
@@ -78,12 +82,27 @@ class Versions:
     def module(self, version: int) -> Any:
         """transformers' module with these weights, eager attention, float64: only the engine rounds."""
         if version not in self._modules:
-            policy = load_policy(self._folder, with_grad=False)
-            policy.flat.copy_(self.flat[version])
             module = AutoModelForCausalLM.from_pretrained(str(self._folder), attn_implementation="eager")
-            module.load_state_dict(policy.module.state_dict())
+            if self.lora is None:
+                policy = load_policy(self._folder, with_grad=False)
+                policy.flat.copy_(self.flat[version])
+                module.load_state_dict(policy.module.state_dict())
             self._modules[version] = module.double().eval()
+            if self.lora is not None:
+                self._merge(self._modules[version], self.flat[version])
         return self._modules[version]
+
+    @torch.no_grad()
+    def _merge(self, module: Any, flat: torch.Tensor) -> None:
+        """Add each layer's B A, read from the flat buffer by the manifest, to its weight."""
+        factors = {
+            spec.name: flat[spec.offset : spec.offset + spec.size].view(spec.shape).double()
+            for spec in self.manifest.tensors
+        }
+        for name, parameter in module.named_parameters():
+            layer = name.removesuffix(".weight")
+            if f"{layer}.lora_A.weight" in factors:
+                parameter += factors[f"{layer}.lora_B.weight"] @ factors[f"{layer}.lora_A.weight"]
 
 
 class Oracle:
@@ -149,6 +168,17 @@ def versions(folder: Path) -> Versions:
 @pytest.fixture(scope="session")
 def oracle(versions: Versions) -> Oracle:
     return Oracle(versions)
+
+
+@pytest.fixture(scope="session")
+def adapted(folder: Path) -> Versions:
+    """Versions of adapters over one base; 0 adds nothing."""
+    return Versions(folder, Lora(rank=3, alpha=5.0, seed=8))
+
+
+@pytest.fixture(scope="session")
+def adapted_oracle(adapted: Versions) -> Oracle:
+    return Oracle(adapted)
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,8 @@ def steps(engine: Any, count: int) -> None:
         ),
         ({"logprobs_mode": "raw_logprobs"}, r"logprobs_mode = 'raw_logprobs': set by headway"),
         ({"tensor_parallel_size": 2}, r"= 2: .* allowed: 1\. More GPUs: generator\.replicas"),
-        ({"enable_lora": True}, r"adapters are not pushed"),
+        ({"enable_lora": True}, r"enable_lora = True: set by headway \(model\.lora\)"),
+        ({"max_lora_rank": 64}, r"set by headway \(model\.lora\.rank\)"),
     ],
 )
 def test_arguments_that_are_headways_own_are_refused_by_name(arguments: dict[str, Any], says: str) -> None:
