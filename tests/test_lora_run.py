@@ -25,7 +25,7 @@ from headway.serial.run import SerialRun
 RECIPE: dict[str, Any] = {
     "model": {"path": "builtin:sort3", "lora": {"rank": 8}},
     "env": {"name": "sort", "args": {"digits": 3, "seed": 42}},
-    "batch": {"prompts": 4, "samples": 8},
+    "batch": {"prompts": 8, "samples": 16},
     "sampling": {"max_new_tokens": 6},
     "learner": {"lr": 1e-3, "threads": 1},
     "generator": {"threads": 1},

@@ -15,7 +15,7 @@ def describe(config: RunConfig, cores: int | None = None, *, serial: bool = Fals
     cores = cores or derived.available_cores()
     return [
         f"run {config.name!r}: {config.steps} updates of {config.model.path} on {config.env.name}, seed "
-        f"{config.seed}",
+        f"{config.seed}{_adapters(config)}",
         *(_one_process(config) if serial else _processes(config, cores)),
         update_line(config),
         f"staleness: policy {config.staleness.policy}{_window(config)}, {derived.slots(config)} slots, too old "
@@ -88,6 +88,14 @@ def _window(config: RunConfig) -> str:
     if not derived.has_window(config):
         return ""
     return f", window W = {derived.window(config)}"
+
+
+def _adapters(config: RunConfig) -> str:
+    lora = config.model.lora
+    if not lora.rank:
+        return ""
+    targets = ", ".join(lora.targets) or "every linear layer but the head"
+    return f", adapters of rank {lora.rank}, alpha {lora.alpha:g}, on {targets}"
 
 
 def _target(config: RunConfig) -> str:
