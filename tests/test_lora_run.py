@@ -23,10 +23,10 @@ from headway.model.builtin import builtin_folder
 from headway.serial.run import SerialRun
 
 RECIPE: dict[str, Any] = {
-    "model": {"path": "builtin:sort3", "lora": {"rank": 8}},
-    "env": {"name": "sort", "args": {"digits": 3, "seed": 42}},
+    "model": {"path": "builtin:sort5", "lora": {"rank": 8}},
+    "env": {"name": "sort", "args": {"digits": 5, "seed": 42}},
     "batch": {"prompts": 8, "samples": 16},
-    "sampling": {"max_new_tokens": 6},
+    "sampling": {"max_new_tokens": 8},
     "learner": {"lr": 1e-3, "threads": 1},
     "generator": {"threads": 1},
     "staleness": {"max_lag": 2},
@@ -35,15 +35,15 @@ RECIPE: dict[str, Any] = {
 
 
 def test_an_asynchronous_run_learns_with_adapters_and_leaves_its_base(tmp_path: Path) -> None:
-    with headway.Engine(None, run_dir=str(tmp_path / "run"), steps=30, **RECIPE) as engine:
+    with headway.Engine(None, run_dir=str(tmp_path / "run"), steps=25, **RECIPE) as engine:
         records = list(engine)
     assert engine.status is not None
     assert engine.status.status == "finished", engine.status.cause
-    assert len(records) == 30
+    assert len(records) == 25
     assert max(record.lag_max for record in records) > 0
-    first, last = (sum(record.reward for record in part) / 8 for part in (records[:8], records[-8:]))
-    assert last > first + 0.15
-    folder = builtin_folder("sort3")
+    first, last = (sum(record.reward for record in part) / 5 for part in (records[:5], records[-5:]))
+    assert last > first + 0.1
+    folder = builtin_folder("sort5")
     policy = load_policy(folder, with_grad=False, lora=Lora(8, 32.0))
     assert policy.manifest.num_bytes < 0.12 * 4 * sum(p.numel() for p in policy.module.parameters())
     assert 0 < max(record.push_bytes for record in records) <= policy.manifest.num_bytes + 4096

@@ -30,6 +30,27 @@ def faults(**keys: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("path", "keys"),
     [
+        ("model.lora.rank", {"model__lora__alpha": 8.0}),
+        ("model.lora.rank", {"model__lora__targets": ["q_proj"]}),
+        ("model.lora.targets", {"model__lora__rank": 4, "model__lora__targets": ["q_proj", "q_proj"]}),
+        ("model.lora.targets", {"model__lora__rank": 4, "model__lora__targets": [""]}),
+        (
+            "model.lora.rank",
+            {
+                "model__lora__rank": 4,
+                "generator__engine": "vllm",
+                "generator__vllm": {"tensor_parallel_size": 2},
+            },
+        ),
+        (
+            "model.lora.rank",
+            {
+                "model__lora__rank": 4,
+                "push__dtype": "bfloat16",
+                "generator__engine": "vllm",
+                "generator__vllm": {"dtype": "float32"},
+            },
+        ),
         ("staleness.window", {"staleness__max_lag": 2, "staleness__window": 18}),
         ("staleness.window", {"staleness__max_lag": 0, "staleness__window": 2}),
         ("push.interval", {"staleness__max_lag": 2, "staleness__window": 1, "push__interval": 4}),

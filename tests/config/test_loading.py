@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.config import RunConfig, load_recipe
-from headway.config.loading import parse_value
+from headway.config import RunConfig, load_recipe, to_toml
+from headway.config.loading import load_toml, parse_value
 from headway.errors import ConfigError
 
 MINIMAL = '[model]\npath = "builtin:sort"\n[env]\nname = "sort"\n'
@@ -136,3 +136,23 @@ def test_words_that_are_no_overrides(recipe: Path) -> None:
     assert "not an override" in faults_of(recipe, "lr", "1e-6")[""]
     assert "needs a value" in faults_of(recipe, "--learner.lr")["learner.lr"]
     assert "did you mean" in faults_of(recipe, "--learner.lrr")["learner.lrr"]
+
+
+def test_a_section_inside_a_section(recipe: Path) -> None:
+    with recipe.open("a") as file:
+        file.write('\n[model.lora]\nrank = 8\ntargets = ["q_proj"]\n')
+    config = load_recipe(recipe, ["--model.lora.alpha", "16"], {"HEADWAY__MODEL__LORA__RANK": "4"})
+    assert (config.model.lora.rank, config.model.lora.alpha) == (4, 16.0)
+    assert config.model.lora.targets == ("q_proj",)
+    assert load_toml(to_toml(config)) == config
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, {"model": {"lora": {"rnk": 3, "rank": -1, "targets": "q_proj", "alpha": "x"}}})
+    assert {path for path, _ in caught.value.faults} == {
+        "model.lora.rnk",
+        "model.lora.rank",
+        "model.lora.targets",
+        "model.lora.alpha",
+    }
+    assert dict(caught.value.faults)["model.lora.rnk"] == "unknown key; did you mean model.lora.rank?"
+    with pytest.raises(ConfigError, match=r"model\.lora.*is a section"):
+        load_recipe(None, {"model.path": "x", "env.name": "sort", "model.lora": 3})

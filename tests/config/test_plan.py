@@ -40,3 +40,10 @@ def test_cores_are_shared_fairly() -> None:
     assert derived.threads(load(generator__replicas=3), "generator", cores=2) == 1
     assert derived.threads(load(learner__threads=5), "learner", cores=2) == 5
     assert any("torch threads share 2 cores" in line for line in describe(load(learner__threads=5), cores=2))
+
+
+def test_adapters_are_said() -> None:
+    assert "adapters" not in describe(load(), cores=2)[0]
+    some = load(model__lora__rank=4, model__lora__alpha=8.0, model__lora__targets=["q_proj", "v_proj"])
+    assert describe(some, cores=2)[0].endswith(", adapters of rank 4, alpha 8, on q_proj, v_proj")
+    assert describe(load(model__lora__rank=4), cores=2)[0].endswith("on every linear layer but the head")

@@ -21,10 +21,10 @@ def _has_a_rank(config: RunConfig) -> str:
 
 def _targets_are_named_once(config: RunConfig) -> str:
     targets = config.model.lora.targets
-    if "" in targets:
-        return "an empty name matches no layer; take it out"
-    twice = sorted({target for target in targets if targets.count(target) > 1})
-    return f"{twice[0]!r} is named twice; name it once" if twice else ""
+    once = [target for target in dict.fromkeys(targets) if target]
+    if len(once) == len(targets):
+        return ""
+    return f"{list(targets)} names a layer twice, or one without a name; nearest: {once}"
 
 
 def _one_process_serves(config: RunConfig) -> str:
