@@ -99,7 +99,7 @@ def test_some_targets_in_bfloat16_are_served_bit_for_bit_by_vllm(
     adapted: Any, request_of: Any, finish: Any
 ) -> None:
     """q of a fused q, k, v, and up of a fused gate and up."""
-    lora = Lora(2, 1.0, ("q_proj", "up_proj"), seed=1)
+    lora = Lora(2, 1.0, ("q_proj", "mlp.up_proj"), seed=1)
     policy = load_policy(adapted.folder, published_dtype="bfloat16", with_grad=False, lora=lora)
     for spec in policy.manifest.tensors:
         noise = torch.randn(spec.size, generator=torch.Generator().manual_seed(spec.offset))

@@ -56,7 +56,8 @@ def adapter_arguments(vllm: ModuleType, adapters: Adapters) -> dict[str, Any]:
         "max_lora_rank": min(room, default=rank),
     }
     if any(field.name == "lora_target_modules" for field in dataclasses.fields(vllm.EngineArgs)):
-        arguments["lora_target_modules"] = list(adapters.targets)  # else every layer computes with zeros
+        leaves = {name.rpartition(".")[2] for name in adapters.layers}
+        arguments["lora_target_modules"] = sorted(leaves)  # else every layer computes with zeros
     return arguments
 
 
