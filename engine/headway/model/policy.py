@@ -103,7 +103,7 @@ class Policy:
         # Never in train mode: dropout would make the learner's log-probs differ from the generator's.
         self.module = module.eval()
         self.adapters: Adapters | None = None
-        self._adapted = lora is not None
+        self._adapted = True
         if lora is not None:
             _round(module, published_dtype)
             self.adapters = adapt(module, lora)
@@ -135,9 +135,9 @@ class Policy:
         Returns:
             fp32 [N, H].
         """
-        plain = self.adapters is not None and not self._adapted
+        plain = contextlib.nullcontext() if self._adapted or self.adapters is None else self.adapters.off()
         with (
-            self.adapters.off() if self.adapters is not None and plain else contextlib.nullcontext(),
+            plain,
             torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32),
         ):
             out = self._backbone(
