@@ -116,7 +116,7 @@ run-vllm-tests:
 	@$(VLLM_BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("vllm") is None)' \
 		|| { echo "$(VLLM_VENV) has no vllm, so every test would skip; remove it and run make test-vllm again"; exit 1; }
 	@echo "== make: vLLM as the generator: $(VLLM_TESTS)"
-	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -k "vllm" -ra --timeout 300 $(VLLM_TESTS)
+	OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile -k "vllm" -ra --timeout 300 $(VLLM_TESTS)
 
 # The C++ library with its memory accesses checked, and the tests that run it.
 SANITIZED_BUILD := build/native-sanitized

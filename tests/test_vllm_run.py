@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.live import one
 
@@ -118,13 +119,13 @@ def test_a_vllm_generator_killed_in_the_middle_of_a_push_is_replaced_and_gets_th
     assert len(after) > 1, "and the pushes go on"
 
 
-def test_a_killed_vllm_generator_is_replaced_and_nothing_is_trained_twice(tmp_path: Path) -> None:
-    sections = {**RECIPE, "sampling": {"max_new_tokens": 48, "ignore_eos": True}}
+def test_a_killed_worker_of_two_takes_its_generator_along_and_nothing_is_lost(tmp_path: Path) -> None:
+    sections = {**RECIPE, "sampling": {"max_new_tokens": 24, "ignore_eos": True}}
     with headway.Engine(
         None,
         run_dir=str(tmp_path / "run"),
-        steps=12,
-        generator={"engine": "vllm"},
+        steps=6,
+        generator={"engine": "vllm", "vllm": {"tensor_parallel_size": 2}},
         push={"kv": "recompute"},
         stream={"heartbeat_s": 1.0},
         **sections,
@@ -133,5 +134,13 @@ def test_a_killed_vllm_generator_is_replaced_and_nothing_is_trained_twice(tmp_pa
         for record in engine:
             records.append(record)
             if len(records) == 2:  # with requests in flight, and pushes on their way
-                one(engine, "generator", DEADLINE_S).send_signal(signal.SIGKILL)
-    check_conserved(records, 12)
+                workers = one(engine, "generator", DEADLINE_S).children()
+                spawned = [each for each in workers if "--multiprocessing-fork" in each.cmdline()]
+                assert len(spawned) == 2
+                spawned[1].kill()
+    check_conserved(records, 6)
+    _, alive = psutil.wait_procs(spawned, timeout=10.0)
+    assert not alive
+    log = (tmp_path / "run" / "logs" / "generator-0.log").read_text()
+    assert f"vLLM's worker 1 (process {spawned[1].pid}) has ended" in log
+    assert records[0].start_check["max_log_ratio"] < 1e-3

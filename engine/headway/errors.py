@@ -38,6 +38,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
+    "EngineEnded",
     "EnvironmentFailure",
     "HeadwayError",
     "MalformedDelta",
@@ -124,6 +125,10 @@ class ModelError(HeadwayError, ValueError):
 
 class WeightError(HeadwayError, RuntimeError):
     """A push that is torn, belongs to another manifest, or did not arrive."""
+
+
+class EngineEnded(HeadwayError, RuntimeError):
+    """An inference engine has lost one of its processes; the message names it."""
 
 
 class EnvironmentFailure(HeadwayError, RuntimeError):

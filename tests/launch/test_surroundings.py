@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway.config import RunConfig
+from headway.config.loading import validate
 from headway.errors import ConfigError
 from headway.launch.surroundings import check_gpus, child_environment
 
@@ -36,6 +37,23 @@ def test_gpus_are_counted_among_those_that_are_visible(config: RunConfig) -> Non
     for hidden in ("", "4,5", "-1", "4,5,-1,6"):
         with pytest.raises(ConfigError, match=rf"{VISIBLE} = '{hidden}' shows"):
             check_gpus(config, {VISIBLE: hidden})
+
+
+def test_a_generator_of_several_ranks_sees_as_many_gpus(tiny_config: Callable[..., RunConfig]) -> None:
+    ranks: dict[str, Any] = {"engine": "vllm", "replicas": 2, "vllm": {"tensor_parallel_size": 2}}
+    config = tiny_config(generator={**ranks, "gpus": [1, 2, 3, 4]})
+    seen = [child_environment(config, "generator", index, inherited={})[VISIBLE] for index in range(2)]
+    assert seen == ["1,2", "3,4"]
+    environ = {VISIBLE: "a,b,c,d,e"}
+    assert child_environment(config, "generator", 1, inherited=environ)[VISIBLE] == "d,e"
+    with pytest.raises(ConfigError, match=r"generator\.gpus: 4: .* shows 4"):
+        check_gpus(config, {VISIBLE: "a,b,c,d"})
+    for gpus, fault in (
+        ([1, 2], r"expected 2 \(generator\.vllm\.tensor_parallel_size\)"),
+        ([1, 1, 2, 3], "twice"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            validate(tiny_config(generator={**ranks, "gpus": gpus}).model_dump())
 
 
 def test_a_recipe_that_names_none_changes_nothing(tiny_config: Callable[..., RunConfig]) -> None:

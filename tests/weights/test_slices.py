@@ -374,3 +374,19 @@ def test_what_a_run_covers_and_whether_it_lands_straight(
         inside = (sources >= first) & (sources < last)
         assert found[inside].all()
         assert landing.tolist() == list(range(at, at + last - first))
+
+
+@pytest.mark.parametrize(("vocabulary", "padded"), [(48, 64), (30, 64), (64, 64), (70, 128)])
+def test_a_padded_vocabulary_is_cut_where_it_ends(vocabulary: int, padded: int) -> None:
+    """Ranks split the padded rows evenly; what falls beyond the published ones is nobody's."""
+    model = nn.ModuleDict({"embed": nn.Embedding(vocabulary, 4)})
+    manifest = build_manifest(model, "float32")
+    flat, _ = flatten(model, manifest, with_grad=False)
+    whole_rows, ranks = model["embed"].weight.detach(), 2
+    share = padded // ranks
+    rows = [min(vocabulary, (rank + 1) * share) - min(vocabulary, rank * share) for rank in range(ranks)]
+    targets = [Target("embed.weight", (count, 4), rank, ranks) for rank, count in enumerate(rows) if count]
+    table = build_table(manifest, targets, [Rule(r".*", r"\g<0>", shard=0, padded=padded)])
+    served = [torch.zeros(target.shape) for target in targets]
+    apply_slices(whole(flat), table, served)
+    assert torch.equal(torch.cat(served), whole_rows)

@@ -59,11 +59,17 @@ def _vllm_head_is_ours(config: RunConfig) -> str:
 
 def _each_replica_has_a_gpu(config: RunConfig) -> str:
     generator = config.generator
-    if generator.gpus and len(generator.gpus) != generator.replicas:
+    each = derived.gpus_of_a_generator(config)
+    if generator.gpus and len(generator.gpus) != generator.replicas * each:
+        count = "one" if each == 1 else f"{each} (generator.vllm.tensor_parallel_size)"
         return (
-            f"{generator.gpus} names {len(generator.gpus)} for generator.replicas = {generator.replicas}; expected one "
-            "for each replica, or none"
+            f"{generator.gpus} names {len(generator.gpus)} for generator.replicas = {generator.replicas}; expected "
+            f"{count} for each replica, or none"
         )
+    shares = [generator.gpus[at : at + each] for at in range(0, len(generator.gpus), each)]
+    twice = next((share for share in shares if len(set(share)) < each), None)
+    if twice is not None:
+        return f"{twice} names a GPU twice for one generator, each of whose ranks needs one of its own"
     negative = [gpu for gpu in generator.gpus if gpu < 0]
     return f"{negative[0]}: GPUs are counted from 0" if negative else ""
 
@@ -98,7 +104,7 @@ def _is_judged(name: str) -> Callable[[RunConfig], str]:
 COMPUTE_RULES = (
     Rule(("learner.gpu", "learner.device"), _gpu_is_used),
     Rule(("generator.gpus", "generator.engine"), _gpus_are_used),
-    Rule(("generator.gpus", "generator.replicas"), _each_replica_has_a_gpu),
+    Rule(("generator.gpus", "generator.replicas", "generator.vllm"), _each_replica_has_a_gpu),
     Rule(("model.head_dtype", "push.dtype"), _head_is_published_so),
     Rule(("learner.dtype", "push.dtype"), _layers_are_published_so),
     Rule(("learner.attention", "learner.device", "learner.dtype"), _attention_fits),

@@ -99,6 +99,12 @@ def threads(config: RunConfig, role: str, cores: int | None = None) -> int:
     return chosen or max(1, (cores or available_cores()) // (config.generator.replicas + 1))
 
 
+def gpus_of_a_generator(config: RunConfig) -> int:
+    """GPUs that one generator computes on."""
+    size = config.generator.vllm.get("tensor_parallel_size", 1) if config.generator.engine == "vllm" else 1
+    return size if isinstance(size, int) and size > 0 else 1  # what is no number is refused by the engine
+
+
 def generator_dtype(config: RunConfig) -> str:
     """What the generators' layers compute in."""
     if config.generator.engine != "vllm":

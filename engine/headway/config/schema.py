@@ -229,8 +229,8 @@ class GeneratorConfig(Section):
     threads: int = Field(default=0, ge=0, description="torch threads; 0: a fair share of the cores")
     gpus: list[int] = Field(
         default_factory=list,
-        description="one GPU per replica, counted among those that headway run sees; several may share one; empty: "
-        "each sees all",
+        description="one GPU per replica (with vLLM tensor_parallel_size of them), counted among those that headway "
+        "run sees; several replicas may share one; empty: each sees all",
     )
 
 

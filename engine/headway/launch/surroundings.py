@@ -61,19 +61,19 @@ def check_gpus(config: RunConfig, inherited: Mapping[str, str] | None = None) ->
 
 
 def _gpu(config: RunConfig, role: str, index: int, visible: str | None) -> dict[str, str]:
-    """The variable that shows a process its GPU alone; empty where the recipe names none."""
+    """The variable that shows a process its GPUs alone; empty where the recipe names none."""
     if role == "learner":
-        key, gpu = "learner.gpu", config.learner.gpu
+        key, gpus = "learner.gpu", [config.learner.gpu] if config.learner.gpu >= 0 else []
     else:  # one that another machine has added has no place in the list
-        gpus = config.generator.gpus
-        key, gpu = "generator.gpus", gpus[index] if index < len(gpus) else -1
-    if gpu < 0:
+        each = derived.gpus_of_a_generator(config)
+        key, gpus = "generator.gpus", config.generator.gpus[index * each : (index + 1) * each]
+    if not gpus:
         return {}
     if visible is None:
-        return {_VISIBLE: str(gpu)}
+        return {_VISIBLE: ",".join(map(str, gpus))}
     # CUDA's own rule: the list ends at the first entry that is no device
     seen = list(itertools.takewhile(lambda name: name and name != "-1", map(str.strip, visible.split(","))))
-    if gpu >= len(seen):
-        fault = f"{gpu}: {_VISIBLE} = {visible!r} shows {len(seen)}, counted from 0"
+    if max(gpus) >= len(seen):
+        fault = f"{max(gpus)}: {_VISIBLE} = {visible!r} shows {len(seen)}, counted from 0"
         raise ConfigError([(key, fault)])
-    return {_VISIBLE: seen[gpu]}
+    return {_VISIBLE: ",".join(seen[gpu] for gpu in gpus)}

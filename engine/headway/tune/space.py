@@ -63,7 +63,7 @@ def with_values(config: RunConfig, values: Mapping[str, int]) -> RunConfig:
     for key, value in values.items():
         section, name = key.split(".")
         data[section][name] = value
-        if name == "replicas" and len(data["generator"]["gpus"]) != value:
+        if name == "replicas" and value != config.generator.replicas:
             data["generator"]["gpus"] = []
     return validate(data)
 

@@ -212,9 +212,12 @@ class SlicedServed(InPlace):
 
     def write(self, version: PolicyVersion, deltas: Sequence[Delta]) -> None:
         """See Served."""
+        self._apply(deltas)
+        self._put(version)
+
+    def _apply(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             apply_slices(delta, self._table, self._tensors, cast=True)
-        self._put(version)
 
     def swap(self, version: PolicyVersion, state: Tensor) -> None:
         """Refused."""
@@ -243,7 +246,7 @@ class SlicedServed(InPlace):
                 inside, taken = torch.from_numpy(found), served[torch.from_numpy(landing)]
             else:
                 inside, taken = torch.ones(last - first, dtype=torch.bool), served[at : at + last - first]
-            values = _narrow(taken, self._dtype, start).view(bits.dtype)
+            values = _narrow(taken.cpu(), self._dtype, start).view(bits.dtype)
             again = seen[into][inside]
             if bool(again.any()) and not torch.equal(bits[into][inside][again], values[again]):
                 raise WeightError(f"block {block}: tied copies of one tensor are not served alike")

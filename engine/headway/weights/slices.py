@@ -39,6 +39,8 @@ class Rule:
         transposed: a matrix [r, c] is stored as [c, r].
         shard: dimension of the published tensor that tensor-parallel ranks split, None: every rank has all of it.
         shards: at most so many parts; more ranks share them (key-value heads fewer than ranks). 0: one a rank.
+        padded: elements along `shard` that the ranks split evenly, of which the last ones only pad (a vocabulary);
+            what falls to a rank is cut where the published tensor ends. 0: nothing pads.
     """
 
     source: str
@@ -48,6 +50,7 @@ class Rule:
     transposed: bool = False
     shard: int | None = None
     shards: int = 0
+    padded: int = 0
 
 
 PLAIN = Rule(r".*", r"\g<0>")
@@ -83,7 +86,8 @@ class _Piece:
         """Of the share."""
         shape = list(self.spec.shape)
         if self.rule.shard is not None:
-            shape[self.rule.shard] //= self.num_shards
+            first, end = self.stretch
+            shape[self.rule.shard] = end - first
         return tuple(shape)
 
     @property
@@ -91,8 +95,13 @@ class _Piece:
         return min(self.ranks, self.rule.shards or self.ranks)
 
     @property
-    def shard_index(self) -> int:
-        return self.rank * self.num_shards // self.ranks
+    def stretch(self) -> tuple[int, int]:
+        """First and last + 1 index of the share along the dimension that ranks split."""
+        assert self.rule.shard is not None
+        size = self.spec.shape[self.rule.shard]
+        index = self.rank * self.num_shards // self.ranks
+        share = (self.rule.padded or size) // self.num_shards
+        return min(size, index * share), min(size, (index + 1) * share)
 
 
 def build_table(manifest: Manifest, targets: Sequence[Target], rules: Sequence[Rule]) -> SliceTable:
@@ -112,7 +121,7 @@ def build_table(manifest: Manifest, targets: Sequence[Target], rules: Sequence[R
         for spec in manifest.tensors:
             for name in (spec.name, *spec.aliases):
                 piece = _match(name, spec, rules, rank, ranks)
-                if piece is not None:
+                if piece is not None and 0 not in piece.shape:
                     target = piece.match.expand(piece.rule.target)
                     if (target, rank) not in by_name:
                         raise WeightError(
@@ -152,9 +161,13 @@ def _check_piece(piece: _Piece) -> None:
         raise WeightError(
             f"slice table: {piece.name} of shape {shape} has no dimension {rule.shard} to shard"
         )
-    if rule.shard is not None and shape[rule.shard] % piece.num_shards:
+    if rule.shard is not None and (rule.padded or shape[rule.shard]) % piece.num_shards:
         raise WeightError(
             f"slice table: {piece.name} of shape {shape} cannot be split {piece.num_shards} ways along {rule.shard}"
+        )
+    if rule.shard is not None and 0 < rule.padded < shape[rule.shard]:
+        raise WeightError(
+            f"slice table: {piece.name} of shape {shape} is larger than its padded {rule.padded}"
         )
     if rule.transposed and len(shape) != 2:
         raise WeightError(f"slice table: {piece.name} of shape {shape} is no matrix that could be transposed")
@@ -233,7 +246,7 @@ def _runs(piece: _Piece, destination: int, offset: int) -> list[Run]:
         inner = int(np.prod(full[axis + 1 :], dtype=np.int64))
         rows = int(np.prod(full[:axis], dtype=np.int64))
         length, stride = shape[axis] * inner, full[axis] * inner
-        start += piece.shard_index * length
+        start += piece.stretch[0] * inner
     if not piece.rule.transposed:
         return [Run(start, length, destination, offset, rows=rows, source_stride=stride)]
     height, width = shape

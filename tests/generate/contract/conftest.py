@@ -62,7 +62,7 @@ _alive: list[Any] = []
 """vLLM's engines share process groups, which the first one to be collected would take away from the others."""
 
 
-def vllm_engine(versions: Any, **options: Any) -> UnderTest:
+def vllm_engine(versions: Any, *, parallel: int = 1, **options: Any) -> UnderTest:
     from headway.generate.vllm import open_vllm
     from headway.generate.vllm.start import Sizes
 
@@ -72,11 +72,19 @@ def vllm_engine(versions: Any, **options: Any) -> UnderTest:
     sizes = Sizes(options.pop("max_running", 64), 0, options.pop("prefill_tokens", 512))
     assert options == {}
     engine = open_vllm(
-        versions.folder, published_dtype="float32", sizes=sizes, kv=kv, options={}, decode=versions.decode
+        versions.folder,
+        published_dtype="float32",
+        sizes=sizes,
+        kv=kv,
+        options={"tensor_parallel_size": parallel},
+        decode=versions.decode,
     )
     _alive.append(engine)
-    model = live_runner(engine._llm).model
-    tensors = live_tensors(model, targets_of(model, engine.manifest))
+    if parallel == 1:
+        model = live_runner(engine._llm).model
+        tensors = live_tensors(model, targets_of(model, engine.manifest))
+    else:
+        tensors = engine.served._tensors  # of every worker
 
     def watch(before: Callable[[], None]) -> None:
         step = engine._llm.step
@@ -93,10 +101,30 @@ def vllm_engine(versions: Any, **options: Any) -> UnderTest:
     return UnderTest(engine, engine.served, watch, extremes)
 
 
+_parallel: dict[tuple[Any, ...], UnderTest] = {}
+
+
+def parallel_vllm_engine(versions: Any, **options: Any) -> UnderTest:
+    """Over two worker processes, whose start takes long: the tests share an engine for each value of `kv`."""
+    if set(options) - {"kv"}:
+        pytest.skip("sizes of an engine are tried with the model in one process")
+    key = (versions.folder, *sorted(options.items()))
+    if key not in _parallel:
+        _parallel[key] = vllm_engine(versions, parallel=2, **options)
+    engine: Any = _parallel[key].engine
+    for name in [sequence.request.request_id for sequence in engine._running.values()]:
+        engine.abort(name)
+    engine._waiting.clear()
+    engine._version, engine._torn, engine._held = None, False, False
+    engine._llm.__dict__.pop("step", None)  # watched by the test before
+    return _parallel[key]
+
+
 ENGINES: dict[str, Callable[..., UnderTest]] = {
     "torch": torch_engine,
     "torch doubled": partial(torch_engine, doubled=True),
     "vllm": vllm_engine,
+    "vllm, two workers": parallel_vllm_engine,
 }
 NEEDS_VLLM = [
     pytest.mark.skipif(
@@ -187,7 +215,9 @@ class Harness:
         )
 
 
-@pytest.fixture(params=[pytest.param(name, marks=NEEDS_VLLM if name == "vllm" else []) for name in ENGINES])
+@pytest.fixture(
+    params=[pytest.param(name, marks=NEEDS_VLLM if name.startswith("vllm") else []) for name in ENGINES]
+)
 def under_test(request: pytest.FixtureRequest, versions: Any) -> Callable[..., UnderTest]:
     """Makes an engine under test; options as TorchEngine's."""
     return lambda **options: ENGINES[request.param](versions, **options)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.errors import UnsupportedOption, WeightError
+from headway.errors import EngineEnded, UnsupportedOption, WeightError
 from headway.generate.protocol import FinishedMember, GroupRequest
 from headway.generate.seeds import mix
 from headway.generate.servable import check_servable
@@ -83,6 +83,7 @@ class VLLMEngine:
         kv: when weights change, "keep" the cache of running sequences, or "recompute" it.
         decode: ids to text, for stop strings. clock: Unix time.
         tap: where kept sets are read; None: they come with vLLM's outputs, or are not asked for.
+        fault: asked after a step that failed: which of vLLM's processes has ended, "" if none has.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class VLLMEngine:
         decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.time,
         tap: SamplerTap | None = None,
+        fault: Callable[[], str] = lambda: "",
     ) -> None:
         self._vllm, self._llm = vllm, llm
-        self._tap = tap
+        self._tap, self._fault = tap, fault
         self._manifest, self._limits = manifest, limits
         self._kv = kv
         self._decode = decode
@@ -220,7 +222,11 @@ class VLLMEngine:
     # Steps ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[FinishedMember]:
-        """One forward over all running sequences; members that ended, in the order of admission."""
+        """One forward over all running sequences; members that ended, in the order of admission.
+
+        Raises:
+            EngineEnded: a process of vLLM's is gone. WeightError: the weights are of no version.
+        """
         assert self._version is not None, "no weights applied yet"
         if self._torn:
             raise WeightError(
@@ -230,13 +236,22 @@ class VLLMEngine:
         if not self._running:
             return []
         ended: dict[str, FinishReason] = {}
-        for output in self._llm.step():
+        for output in self._step():
             sequence = self._running.get(output.request_id)
             if sequence is not None:
                 reason = self._take(sequence, output.outputs[0])
                 if reason is not None:
                     ended[sequence.name] = reason
         return self._finish(ended)
+
+    def _step(self) -> Any:
+        try:
+            return self._llm.step()
+        except (RuntimeError, TimeoutError) as error:
+            fault = self._fault()
+            if not fault:
+                raise
+            raise EngineEnded(fault) from error
 
     def _admit(self) -> None:
         while self._waiting and not self._held:

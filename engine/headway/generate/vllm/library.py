@@ -5,11 +5,12 @@ vLLM is imported when an engine is opened and not before; its settings of the en
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",  # models are folders
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose thread pools have run hangs
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else as many NUMA nodes as workers; generator.threads counts
 }
 
 OWNED: dict[str, str] = {
@@ -37,7 +40,8 @@ OWNED: dict[str, str] = {
     "kv_cache_memory_bytes": "generator.kv_tokens",
     "async_scheduling": "tokens and weights change in turn",
     "load_format": "weights come by push",
-    "distributed_executor_backend": "the model is written in this process",
+    "distributed_executor_backend": "it follows from tensor_parallel_size",
+    "worker_extension_cls": "headway's own shares the workers' weights",
     "disable_log_stats": "headway's own metrics",
     "quantization": "pushed weights are not quantised",
     "enable_lora": "model.lora",
@@ -48,11 +52,13 @@ OWNED: dict[str, str] = {
 }
 """Engine arguments that headway sets, each with the key or the reason."""
 
-ONE_PROCESS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+ONE_STAGE = ("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size", "nnodes")
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse engine arguments that headway owns, or that need more than one process. Does not import vLLM.
+    """Refuse engine arguments that headway owns, or that split an engine otherwise than by tensors.
+
+    Does not import vLLM.
 
     Raises:
         UnsupportedOption: names the argument.
@@ -62,11 +68,27 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             raise UnsupportedOption(
                 f"generator.vllm.{name} = {value!r}: set by headway ({OWNED[name]}); take it out"
             )
-        if name in ONE_PROCESS and value != 1:
+        if name in ONE_STAGE and value != 1:
             raise UnsupportedOption(
-                f"generator.vllm.{name} = {value!r}: weights are written into one process's model; allowed: 1. "
-                "More GPUs: generator.replicas"
+                f"generator.vllm.{name} = {value!r}: weights are written into ranks that each hold a share of every "
+                "layer; allowed: 1. More GPUs: generator.replicas, generator.vllm.tensor_parallel_size"
             )
+    tensor_parallel(arguments)
+
+
+def tensor_parallel(arguments: Mapping[str, Any]) -> int:
+    """Worker processes of an engine; 1: the model is in this process.
+
+    Raises:
+        UnsupportedOption: no number of processes.
+    """
+    size = arguments.get("tensor_parallel_size", 1)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UnsupportedOption(
+            f"generator.vllm.tensor_parallel_size = {size!r}: expected a number of GPUs, 1 or more, that divides the "
+            "model's attention heads"
+        )
+    return size
 
 
 def load_vllm() -> ModuleType:
@@ -127,11 +149,25 @@ def engine_arguments(vllm: ModuleType, arguments: Mapping[str, Any]) -> Any:
         raise UnsupportedOption(f"generator.vllm: vllm {vllm.__version__} refuses: {error}") from error
 
 
+@contextlib.contextmanager
+def with_workers(num_workers: int, *, eager: bool) -> Generator[None]:
+    """While an engine starts: what its worker processes inherit."""
+    # a sharded embedding compiles a kernel, be the rest eager: a minute of a C++ compiler on a CPU
+    name, inherited = "TORCHDYNAMO_DISABLE", os.environ.get("TORCHDYNAMO_DISABLE")
+    if num_workers > 1 and eager:
+        os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if inherited is None:
+            os.environ.pop(name, None)
+
+
 def live_runner(llm: Any) -> Any:
     """The model runner of an in-process LLMEngine.
 
     Raises:
-        UnsupportedOption: the engine core runs in another process.
+        UnsupportedOption: the engine core, or the model, is in another process.
     """
     core = getattr(llm.engine_core, "engine_core", None)
     if core is None:
@@ -139,7 +175,11 @@ def live_runner(llm: Any) -> Any:
             "generator.engine = 'vllm': the engine core runs in a process of its own; unset "
             "VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0"
         )
-    driver = core.model_executor.driver_worker
+    driver = getattr(core.model_executor, "driver_worker", None)
+    if driver is None:
+        raise UnsupportedOption(
+            "generator.vllm.tensor_parallel_size: the model is in vLLM's worker processes; allowed here: 1"
+        )
     return getattr(driver, "worker", driver).model_runner
 
 
@@ -169,25 +209,31 @@ def head_overrides(given: Any, head_dtype: str) -> dict[str, Any]:
     return {**overrides, "head_dtype": head_dtype}
 
 
-def check_head(vllm: ModuleType, llm: Any, head_dtype: str) -> None:
+def head_of(model: Any) -> tuple[str, str]:
+    """A live model's class, and what its vocabulary head computes in; "": what its layers do."""
+    of_head = getattr(getattr(model, "logits_processor", None), "head_dtype", None)
+    return type(model).__name__, "" if of_head is None else str(of_head).removeprefix("torch.")
+
+
+def check_head(vllm: ModuleType, llm: Any, head_dtype: str, head: tuple[str, str] | None = None) -> None:
     """Refuse an engine whose vocabulary head is not computed in `head_dtype`.
 
     Older versions ignore the setting, and a platform may fall back to the model's dtype, both without a word.
 
+    Args:
+        head: as head_of, where the model is in other processes.
+
     Raises:
         UnsupportedOption: says what it computes in.
     """
-    model: Any = live_runner(llm).model
-    processor = getattr(model, "logits_processor", None)
-    layers = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
-    of_head = getattr(processor, "head_dtype", None)
-    found = layers if of_head is None else str(of_head).removeprefix("torch.")
+    name, of_head = head_of(live_runner(llm).model) if head is None else head
+    found = of_head or str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
     if found == head_dtype:
         return
     others = f"model.head_dtype = {found!r}"
     if head_dtype == "float32":
         others += ", or generator.vllm.dtype = 'float32', which computes the whole model in it"
     raise UnsupportedOption(
-        f"model.head_dtype = {head_dtype!r}: vllm {vllm.__version__} computes the head of {type(model).__name__} in "
+        f"model.head_dtype = {head_dtype!r}: vllm {vllm.__version__} computes the head of {name} in "
         f"{found} here, so only the learner would follow; allowed: {others}"
     )

@@ -23,7 +23,10 @@ from headway.generate.vllm.library import (
     live_runner,
     load_vllm,
     num_kv_tokens,
+    tensor_parallel,
+    with_workers,
 )
+from headway.generate.vllm.sharded import EXTENSION, Workers, serve_workers
 from headway.generate.vllm.weights import serve
 from headway.model import Lora, Policy, load_policy
 from headway.weights.served import TORCH_DTYPES
@@ -81,13 +84,22 @@ def open_vllm(
         arguments |= adapter_arguments(vllm, policy.adapters)
     prepared = engine_arguments(vllm, arguments)
     masked = kept_sets and returns_masks(prepared)
+    num_workers = tensor_parallel(options)
+    if kept_sets and not masked and num_workers > 1:
+        raise UnsupportedOption(
+            f"sampling.kept_sets = 'carry' with generator.vllm.tensor_parallel_size = {num_workers}: this vLLM's "
+            "sampler runs in a worker process and does not return them; allowed: tensor_parallel_size = 1, or "
+            "kept_sets = 'ignore'"
+        )
     if masked:
         prepared = engine_arguments(vllm, {**arguments, "return_sampling_mask": True})
     try:
-        llm = vllm.LLMEngine.from_engine_args(prepared)
+        with with_workers(num_workers, eager=bool(arguments["enforce_eager"])):
+            llm = vllm.LLMEngine.from_engine_args(prepared)
     except (ValueError, RuntimeError, NotImplementedError, AssertionError, OSError) as error:
         raise ModelError(f"vllm {vllm.__version__} cannot serve {folder}: {error}") from error
-    check_head(vllm, llm, head_dtype)
+    workers = Workers(llm) if num_workers > 1 else None
+    check_head(vllm, llm, head_dtype, workers.models[0].head if workers else None)
     limits = Limits(
         min(policy.context_length, int(llm.vllm_config.model_config.max_model_len)),
         policy.vocab_size,
@@ -95,8 +107,19 @@ def open_vllm(
         sizes.max_running,
     )
     tap = SamplerTap(llm) if kept_sets and not masked else None
-    engine = VLLMEngine(vllm, llm, manifest=policy.manifest, limits=limits, kv=kv, decode=decode, tap=tap)
-    if policy.adapters is None:
+    engine = VLLMEngine(
+        vllm,
+        llm,
+        manifest=policy.manifest,
+        limits=limits,
+        kv=kv,
+        decode=decode,
+        tap=tap,
+        fault=workers.fault if workers is not None else lambda: "",
+    )
+    if workers is not None:
+        engine.serve(serve_workers(workers, policy.manifest, policy.flat, engine))
+    elif policy.adapters is None:
         engine.serve(serve(live_runner(llm), policy.manifest, policy.flat, engine))
     else:
         adapter, served = serve_adapters(llm, policy.manifest, policy.adapters, engine, folder)
@@ -120,6 +143,7 @@ def _arguments(
             f"generator.vllm.dtype = {dtype!r}: weights are published in {published_dtype} (push.dtype) and cannot be "
             f"rounded again on arrival; allowed: {published_dtype!r}, 'float32'"
         )
+    num_workers = tensor_parallel(options)
     arguments: dict[str, Any] = {
         "enforce_eager": not on_gpu,
         "max_model_len": policy.context_length,
@@ -133,9 +157,11 @@ def _arguments(
         "max_num_seqs": sizes.max_running,
         "max_num_batched_tokens": max(sizes.prefill_tokens, sizes.max_running),
         "async_scheduling": False,
-        "distributed_executor_backend": "uni",
+        "distributed_executor_backend": "mp" if num_workers > 1 else "uni",
         "disable_log_stats": True,
     }
+    if num_workers > 1:
+        arguments["worker_extension_cls"] = EXTENSION
     if not on_gpu:
         # A prompt whose prefill is split takes a sample back, which seeded sampling on a CPU cannot.
         if options.get("enable_chunked_prefill"):
@@ -149,7 +175,8 @@ def _arguments(
         )
     if sizes.kv_tokens or not on_gpu:
         size = TORCH_DTYPES[dtype].itemsize
-        token_bytes = 2 * policy.num_layers * policy.num_kv_heads * policy.head_dim * size
+        num_kv_heads = max(1, policy.num_kv_heads // num_workers)  # of one worker, as the size that is given
+        token_bytes = 2 * policy.num_layers * num_kv_heads * policy.head_dim * size
         wanted = sizes.kv_tokens or min(
             sizes.max_running * int(arguments["max_model_len"]), MAX_POOL_BYTES // token_bytes
         )

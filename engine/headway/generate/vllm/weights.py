@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,8 +62,16 @@ class EngineSide(Protocol):
 
 def rules_of(model: torch.nn.Module, manifest: Manifest) -> list[Rule]:
     """Rules for every published name, from what the model class says that it fuses."""
-    mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    live = {name for name, _ in model.named_parameters()}
+    return rules_over(fused_parts(model), {name for name, _ in model.named_parameters()}, manifest)
+
+
+def fused_parts(model: torch.nn.Module) -> dict[str, list[str]]:
+    """What the model class says that it fuses: a fused module's name, and its parts' in order."""
+    return dict(getattr(model, "packed_modules_mapping", {}))
+
+
+def rules_over(mapping: Mapping[str, Sequence[str]], live: Container[str], manifest: Manifest) -> list[Rule]:
+    """As rules_of, from fused_parts and the names of the engine's parameters."""
     rules: list[Rule] = []
     for fused, parts in mapping.items():
         for part in parts:
@@ -141,13 +149,37 @@ def prove(table: SliceTable, tensors: Sequence[Tensor], packed: Sequence[Packed]
         WeightError: an element differs, or a layer that was packed computes something else.
     """
     restored = {layer.weight.data_ptr() for layer in packed}
-    before = [None if tensor.data_ptr() in restored else tensor.clone() for tensor in tensors]
-    apply_slices(whole(folder), table, list(tensors), cast=True)
+    fresh = [tensor.data_ptr() in restored for tensor in tensors]
+    prove_copies(lambda delta: apply_slices(delta, table, tensors, cast=True), tensors, fresh, folder)
+    prove_products(packed)
+
+
+def prove_copies(
+    write: Callable[[Delta], None], tensors: Sequence[Tensor], fresh: Sequence[bool], folder: Tensor
+) -> None:
+    """Write the folder's weights along the table, and compare with what vLLM's loader had made of them.
+
+    Args:
+        write: along the table; fresh: of each tensor, whether vLLM's loader left nothing in it.
+
+    Raises:
+        WeightError: an element differs.
+    """
+    before = [None if new else tensor.clone() for new, tensor in zip(fresh, tensors, strict=True)]
+    write(whole(folder))
     for index, (old, tensor) in enumerate(zip(before, tensors, strict=True)):
         if old is not None and not torch.equal(old, tensor):
             raise WeightError(
                 f"the slice table writes other values into tensor {index} {list(tensor.shape)} than vLLM's loader"
             )
+
+
+def prove_products(packed: Sequence[Packed]) -> None:
+    """Compare what packed layers computed with products by the matrices that were put back and written.
+
+    Raises:
+        WeightError: a layer computes something else.
+    """
     noise = torch.Generator().manual_seed(0)
     for layer in packed:
         x = torch.randn(_PROOF_ROWS, layer.weight.shape[1], generator=noise).to(layer.weight.dtype)
@@ -158,6 +190,14 @@ def prove(table: SliceTable, tensors: Sequence[Tensor], packed: Sequence[Packed]
                 f"a packed {type(layer.layer).__name__} {list(layer.weight.shape)} computes something else than the "
                 "matrix that the slice table puts in its place"
             )
+
+
+def named(manifest: Manifest, state: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Every published name, tied ones included, with its values out of a flat [num_elements]."""
+    for spec in manifest.tensors:
+        values = state[spec.offset : spec.offset + spec.size].view(spec.shape)
+        for name in (spec.name, *spec.aliases):
+            yield name, values
 
 
 class VLLMServed(SlicedServed):
@@ -199,14 +239,11 @@ class ReloadServed(InPlace):
         self._engine.tear()
         for delta in deltas:
             write_flat(delta, self._state)
-        self._runner.reload_weights(weights_iterator=self._named())
+        self._reload()
         self._engine.put(version)
 
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
-        for spec in self._manifest.tensors:
-            values = self._state[spec.offset : spec.offset + spec.size].view(spec.shape)
-            for name in (spec.name, *spec.aliases):
-                yield name, values
+    def _reload(self) -> None:
+        self._runner.reload_weights(weights_iterator=named(self._manifest, self._state))
 
     def swap(self, version: PolicyVersion, state: Tensor) -> None:
         """Refused."""
