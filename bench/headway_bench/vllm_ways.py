@@ -1,7 +1,8 @@
-"""Ways of getting new weights into a vLLM engine of this process: headway's push, and vLLM's own two.
+"""Ways of getting new weights into a vLLM engine of this process: headway's two, and vLLM's own two.
 
     headway          published to shared memory; staged on a thread, written along the slice table between two steps,
                      read back and proved on that thread
+    headway back-end staged as above, in an engine as somebody else makes it; then as `vllm update`
     vllm update      pause (keep), start_weight_update, update_weights, finish_weight_update, resume
     vllm reload      pause (keep), reload_weights, resume
 
@@ -23,12 +24,12 @@ import torch
 from torch import Tensor
 
 from headway.errors import RunFailed
-from headway.generate.vllm import open_vllm
+from headway.generate.vllm import open_vllm, transfer
 from headway.generate.vllm.engine import Limits, VLLMEngine
 from headway.generate.vllm.library import engine_arguments, load_vllm, num_kv_tokens
 from headway.generate.vllm.start import BLOCK_TOKENS, Sizes
 from headway.types import Manifest, PolicyVersion
-from headway.weights import Stager, WeightPublisher
+from headway.weights import Stager, WeightPublisher, publish_through
 from headway.weights.shm import SCHEME, ShmReceiver, ShmSender
 from headway.weights.stager_thread import StagerThread
 
@@ -149,13 +150,20 @@ class HeadwayWay:
 
 
 class OwnEngine:
-    """A vLLM engine as vLLM made it, packed layers and all, with the same engine arguments."""
+    """A vLLM engine as vLLM made it, packed layers and all, with the same engine arguments.
 
-    def __init__(self, folder: Path, manifest: Manifest, like: VLLMEngine, kv: str) -> None:
+    Args:
+        back_end: of its weight transfer.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, like: VLLMEngine, kv: str, back_end: str = BACK_END
+    ) -> None:
         vllm = load_vllm()
         config: Any = importlib.import_module("vllm.config")
-        factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
-        factory.WeightTransferEngineFactory.register_engine(BACK_END, memory_engine())
+        if back_end == BACK_END:
+            factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
+            factory.WeightTransferEngineFactory.register_engine(BACK_END, memory_engine())
         theirs: Any = like._llm.vllm_config  # pyright: ignore[reportPrivateUsage]
         arguments: dict[str, Any] = {
             "model": str(folder),
@@ -173,7 +181,7 @@ class OwnEngine:
             "disable_log_stats": True,
             "enable_chunked_prefill": False,
             "kv_cache_memory_bytes": theirs.cache_config.kv_cache_memory_bytes,
-            "weight_transfer_config": config.WeightTransferConfig(backend=BACK_END),
+            "weight_transfer_config": config.WeightTransferConfig(backend=back_end),
         }
         self.llm: Any = vllm.LLMEngine.from_engine_args(engine_arguments(vllm, arguments))
         limits = Limits(
@@ -185,6 +193,37 @@ class OwnEngine:
         self.engine = VLLMEngine(vllm, self.llm, manifest=manifest, limits=limits, kv=kv, decode=no_text)
         self.manifest = manifest
         self.clear_cache = kv == "recompute"
+
+
+class TransferWay:
+    """Headway's back-end of vLLM's weight transfer, in an engine of its own."""
+
+    def __init__(self, own: OwnEngine) -> None:
+        self.engine = own.engine
+        self._own = own
+        run_id = f"bench-{uuid.uuid4().hex[:12]}"
+        self._publisher = publish_through("shm", own.manifest, run_id)
+        info = transfer.init_info(self._publisher, run_id)
+        own.llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": info})
+
+    def prepare(self, flat: Tensor, version: PolicyVersion) -> None:
+        """See Way."""
+        self._publisher.publish(flat, version)
+
+    def push(self) -> bool:
+        """See Way: staged beside decoding, then paused for the write and its proof."""
+        llm: Any = self._own.llm
+        if transfer.staged(llm) is None:
+            return False
+        kv = "recompute" if self._own.clear_cache else "keep"
+        put = transfer.push_newest_sync(llm, kv=kv, salted=True)
+        self.engine._version = put  # pyright: ignore[reportPrivateUsage]
+        return True
+
+    def close(self) -> None:
+        """See Way."""
+        self._own.llm.collective_rpc("shutdown_weight_transfer_engine")
+        self._publisher.close()
 
 
 class OwnWay:

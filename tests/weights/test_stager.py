@@ -413,3 +413,41 @@ def test_a_whole_state_replaces_what_is_staged(
     assert there.refresh()
     assert there.engine.pauses == 1
     assert (there.engine.flat == 2).all()
+
+
+def test_a_commit_of_one_version_takes_no_other(
+    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any
+) -> None:
+    manifest = manifest_of(NUM_ELEMENTS)
+    channel = chaos(random.Random(1))
+    publisher, there = WeightPublisher(channel, manifest), generator(channel, manifest)
+    publisher.publish(torch.zeros(NUM_ELEMENTS), PolicyVersion(0, 0))
+    there.turn()
+    publisher.publish(torch.ones(NUM_ELEMENTS), PolicyVersion(0, 1))
+    there.turn()
+    assert there.stager.commit(PolicyVersion(0, 0)) is None
+    assert there.engine.version is None
+    assert there.stager.commit(PolicyVersion(0, 1)) == PolicyVersion(0, 1)
+
+
+def test_the_stager_is_at_hand_while_a_commit_writes(
+    manifest_of: ManifestOf, generator: MakeGenerator, chaos: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof is urgent: waiting for the channel, which may be long silent, would put it off."""
+    manifest = manifest_of(NUM_ELEMENTS)
+    channel = chaos(random.Random(1))
+    publisher, there = WeightPublisher(channel, manifest), generator(channel, manifest)
+    publisher.publish(torch.zeros(NUM_ELEMENTS), PolicyVersion(0, 0))
+    there.turn()
+    waits: list[str] = []
+    monkeypatch.setattr(channel, "wait", lambda timeout_s: waits.append("channel"))
+    write = there.stager._served.write
+
+    def waiting(*arguments: Any) -> None:
+        there.stager.wait(0.0)
+        write(*arguments)
+        waits.append("written")
+
+    monkeypatch.setattr(there.stager._served, "write", waiting)
+    there.stager.commit()
+    assert waits == ["written"]

@@ -5,7 +5,7 @@ metrics.jsonl    one row per optimizer step   summary.json   how it ended
 logs/NAME.log    of every process             policy/        the final policy, when `save` is set
 attempts/        every start and resume       checkpoints/   the state to go on from
 journal/         tickets and trajectories     lock           who works on the run now
-spans/           what each process did when
+spans/           what each process did when   weights.json   the weight channel, for who else reads it
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class RunFolder:
     def journal(self) -> Path:
         """What happened to every ticket and trajectory."""
         return self.path / "journal"
+
+    @property
+    def weights(self) -> Path:
+        """Where the run's weights are published now: address, manifest digest and dtype."""
+        return self.path / "weights.json"
 
     @property
     def abandoned(self) -> Path:

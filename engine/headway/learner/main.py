@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -150,8 +151,11 @@ class LearnerProcess:
     def _open_channel(self, parts: LearnerParts) -> WeightPublisher:
         choice = choose_channel(self._config)
         self._note(f"weights are pushed over {choice.name}: {choice.why}")
-        publisher = open_publisher(self._config, parts.policy.manifest, self._folder.run_id)
+        manifest = parts.policy.manifest
+        publisher = open_publisher(self._config, manifest, self._folder.run_id)
         self._weight_address = publisher.address
+        facts = {"address": publisher.address, "manifest_digest": manifest.digest, "dtype": manifest.dtype}
+        self._folder.weights.write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return publisher
 
     def _train(self, loop: LearnerLoop) -> tuple[str, str]:

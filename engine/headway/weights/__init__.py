@@ -11,6 +11,7 @@ from headway.weights.channel import (
 from headway.weights.digest import state_digest
 from headway.weights.doubled import DoubledServed
 from headway.weights.open import choose_channel, open_publisher, open_receiver, open_sender, open_stager
+from headway.weights.own import publish_through, receive_from
 from headway.weights.publisher import Published, WeightPublisher
 from headway.weights.segment import segment_name
 from headway.weights.served import FlatServed, Served, SlicedServed, published_dtype
@@ -39,7 +40,9 @@ __all__ = [
     "open_receiver",
     "open_sender",
     "open_stager",
+    "publish_through",
     "published_dtype",
+    "receive_from",
     "segment_name",
     "state_digest",
 ]

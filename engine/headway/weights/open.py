@@ -13,8 +13,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from headway.config import RunConfig
+from headway.config import GeneratorConfig, PushConfig, StreamConfig
 from headway.config.address import is_loopback, split_tcp
 from headway.errors import UnsupportedOption, WeightError
 from headway.stream.security import ClientSecurity, ServerSecurity
@@ -29,6 +30,25 @@ from headway.weights.shm import ShmReceiver, ShmSender
 from headway.weights.stager import Stager
 
 
+class ChannelConfig(Protocol):
+    """What a channel is opened by: a recipe, or the sections of one (headway.weights.own)."""
+
+    @property
+    def push(self) -> PushConfig:
+        """Which channel, and how."""
+        ...
+
+    @property
+    def stream(self) -> StreamConfig:
+        """Addresses, keys."""
+        ...
+
+    @property
+    def generator(self) -> GeneratorConfig:
+        """How many read."""
+        ...
+
+
 @dataclass(frozen=True)
 class ChannelChoice:
     """The channel of a run, and why, for people."""
@@ -37,7 +57,7 @@ class ChannelChoice:
     why: str
 
 
-def choose_channel(config: RunConfig) -> ChannelChoice:
+def choose_channel(config: ChannelConfig) -> ChannelChoice:
     """What push.channel comes to."""
     if config.push.channel != "auto":
         return ChannelChoice(config.push.channel, "as the recipe says")
@@ -49,7 +69,7 @@ def choose_channel(config: RunConfig) -> ChannelChoice:
     )
 
 
-def swaps(config: RunConfig) -> bool:
+def swaps(config: ChannelConfig) -> bool:
     """Whether generators serve from the channel's own memory.
 
     Only fp32 weights are served as they are published, and only shm has memory that both sides map.
@@ -63,7 +83,7 @@ def swaps(config: RunConfig) -> bool:
     return possible and config.push.apply in ("auto", "swap")
 
 
-def open_sender(config: RunConfig, manifest: Manifest, run_id: str) -> ChannelSender:
+def open_sender(config: ChannelConfig, manifest: Manifest, run_id: str) -> ChannelSender:
     """The learner's end.
 
     Raises:
@@ -104,7 +124,7 @@ def open_sender(config: RunConfig, manifest: Manifest, run_id: str) -> ChannelSe
     raise UnsupportedOption(f"push.channel = {name!r}: there are auto, shm, tcp, store and collective")
 
 
-def open_publisher(config: RunConfig, manifest: Manifest, run_id: str) -> WeightPublisher:
+def open_publisher(config: ChannelConfig, manifest: Manifest, run_id: str) -> WeightPublisher:
     """The learner's core over its channel. Raises as open_sender does."""
     mapped = choose_channel(config).name == "shm"
     return WeightPublisher(
@@ -118,7 +138,7 @@ def open_publisher(config: RunConfig, manifest: Manifest, run_id: str) -> Weight
 
 def open_receiver(
     address: str,
-    config: RunConfig,
+    config: ChannelConfig,
     manifest: Manifest,
     run_id: str,
     *,
@@ -164,7 +184,7 @@ def open_receiver(
 
 def open_stager(
     address: str,
-    config: RunConfig,
+    config: ChannelConfig,
     served: Served,
     manifest: Manifest,
     run_id: str,
@@ -183,17 +203,17 @@ def open_stager(
     return Stager(receiver, served, manifest, swap=swaps(config), wake=wake)
 
 
-def _tcp_endpoint(config: RunConfig) -> str:
+def _tcp_endpoint(config: ChannelConfig) -> str:
     """push.bind; else a free port of the host that the stream binds."""
     if config.push.bind:
         return config.push.bind
     return f"tcp://{_bound_host(config)}:0"
 
 
-def _bound_host(config: RunConfig) -> str:
+def _bound_host(config: ChannelConfig) -> str:
     address = split_tcp(config.stream.bind)
     return address[0] if address else "127.0.0.1"
 
 
-def _store_blobs(config: RunConfig, run_id: str) -> Blobs:
+def _store_blobs(config: ChannelConfig, run_id: str) -> Blobs:
     return open_blobs(f"{config.push.store.rstrip('/')}/{run_id}")

@@ -245,13 +245,13 @@ class SlicedServed(InPlace):
                 found, landing = destination_indices(run, np.arange(first, last, dtype=np.int64))
                 inside, taken = torch.from_numpy(found), served[torch.from_numpy(landing)]
             else:
-                inside, taken = torch.ones(last - first, dtype=torch.bool), served[at : at + last - first]
+                inside, taken = slice(None), served[at : at + last - first]
             values = _narrow(taken.cpu(), self._dtype, start).view(bits.dtype)
             again = seen[into][inside]
             if bool(again.any()) and not torch.equal(bits[into][inside][again], values[again]):
                 raise WeightError(f"block {block}: tied copies of one tensor are not served alike")
             bits[into][inside] = values
-            seen[into] |= inside
+            seen[into][inside] = True
 
 
 def covered_stretch(run: NDArray[np.int64], start: int, end: int) -> tuple[int, int]:

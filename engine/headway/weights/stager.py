@@ -108,15 +108,15 @@ class Stager:
             proofs, self._proofs = self._proofs, []
         return proofs
 
-    def commit(self) -> PolicyVersion | None:
-        """Put the staged version in force, between two decode steps; None if it was let go meanwhile.
+    def commit(self, only: PolicyVersion | None = None) -> PolicyVersion | None:
+        """Put the staged version (`only` if it is this one) in force, between two decode steps; None: it was let go.
 
         Raises:
             WeightError: it failed twice: the weights may be of no version, and must not be served.
         """
         with self._lock:
             staged = self._ready()
-            if staged is None:
+            if staged is None or only not in (None, staged.version):
                 return None
             self._staged, self._committing = None, True
             self._held, self._held_digest = staged.version, staged.state_digest
@@ -199,7 +199,7 @@ class Stager:
 
         While a push is staged it waits for the commit instead, whose proof is urgent, and looks at the channel often.
         """
-        if self._staged is not None or self._unproved is not None:
+        if self._staged is not None or self._committing or self._unproved is not None:
             self._committed.wait(min(timeout_s, LOOK_S))
             self._committed.clear()
         elif self.num_failures:

@@ -48,9 +48,9 @@ class StagerThread:
         self.check()
         return self.stager.staged()
 
-    def commit(self) -> PolicyVersion | None:
+    def commit(self, only: PolicyVersion | None = None) -> PolicyVersion | None:
         """See Stager."""
-        return self.stager.commit()
+        return self.stager.commit(only)
 
     def relieve(self) -> bool:
         """See Stager."""

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -107,13 +107,18 @@ def load_vllm() -> ModuleType:
             "environment (on a machine without a GPU: `make vllm-env`), or set generator.engine = 'torch'"
         ) from error
     version = str(getattr(module, "__version__", "unknown"))
-    parts = version.split(".")
-    known = len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit()
-    if not (known and OLDEST <= (int(parts[0]), int(parts[1])) < BEYOND):
+    if not is_known(version):
         raise UnsupportedOption(
             f"generator.engine = 'vllm': vllm {version} is installed; supported: {_range()}"
         )
     return module
+
+
+def is_known(version: str) -> bool:
+    """Whether this package was written for that version of vLLM."""
+    parts = version.split(".")
+    numbers = len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit()
+    return numbers and OLDEST <= (int(parts[0]), int(parts[1])) < BEYOND
 
 
 def _range() -> str:
@@ -237,3 +242,24 @@ def check_head(vllm: ModuleType, llm: Any, head_dtype: str, head: tuple[str, str
         f"model.head_dtype = {head_dtype!r}: vllm {vllm.__version__} computes the head of {name} in "
         f"{found} here, so only the learner would follow; allowed: {others}"
     )
+
+
+def layerwise_reload(model: Any, model_config: Any, weights: Iterable[tuple[str, Any]]) -> None:
+    """Load named tensors of the checkpoint's layout into a live model, as vLLM's own weight-transfer engines do."""
+    reload: Any = importlib.import_module("vllm.model_executor.model_loader.reload")
+    reload.initialize_layerwise_reload(model)
+    model.load_weights(weights)
+    reload.finalize_layerwise_reload(model, model_config)
+
+
+def call_core(llm: Any, method: str, *arguments: Any) -> Any:
+    """Call an LLMEngine's engine core, which lives in this process or in one of its own."""
+    core = getattr(llm.engine_core, "engine_core", None)
+    if core is None:
+        return llm.engine_core.call_utility(method, *arguments)
+    return getattr(core, method)(*arguments)
+
+
+def has_batches(llm: Any) -> bool:
+    """Whether an LLMEngine whose core is in this process has tokens on their way that no step has returned."""
+    return bool(getattr(getattr(llm.engine_core, "engine_core", None), "batch_queue", None))
