@@ -160,7 +160,7 @@ test-cuda-emulated: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emula
 	@echo "== make: $(words $(CUDA_SOURCES)) CUDA sources on the CPU, under AddressSanitizer and UBSan"
 	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 		HEADWAY_CUDA=$(CURDIR)/$(EMULATED)/libheadway_kernels_cuda_emulated.so \
-		$(BIN)/python -m pytest -m cuda_emulated tests/kernels/cuda
+		$(BIN)/python -m pytest -n 2 --dist loadfile -m cuda_emulated tests/kernels/cuda
 
 rehearse-gpu: $(VENV)/test.stamp $(EMULATED)/libheadway_kernels_cuda_emulated.so
 	@echo "== make: the GPU script, rehearsed on the CPU"
