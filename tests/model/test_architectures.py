@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], PreTrainedConfig], str]] = {
         lambda sizes: FalconConfig(
             vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, eos_token_id=2, bos_token_id=1
         ),
-        "does not take its attention from transformers' registry",
+        "does not take its attention from transformers' registry|cannot be run with headway's attention",
     ),
     "attention sinks": (
         lambda sizes: GptOssConfig(
