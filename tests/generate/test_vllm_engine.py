@@ -17,7 +17,6 @@ from headway.errors import UnsupportedOption, WeightError
 from headway.generate import FinishedMember, GroupRequest, Unservable
 from headway.generate.filters import filter_logits
 from headway.generate.vllm import library, open_vllm
-from headway.generate.vllm import sharded as vllm_sharded
 from headway.generate.vllm import weights as vllm_weights
 from headway.generate.vllm.start import Sizes
 from headway.model import load_policy
@@ -344,17 +343,15 @@ class TestRealEngine:
         with pytest.raises(WeightError, match=r"packed QKVParallelLinear.*computes something else"):
             open_engine(versions.folder, versions.decode)
 
-    @pytest.mark.parametrize("workers", [1, 2])
     def test_a_model_without_a_table_is_reloaded_layer_by_layer_and_says_so(
         self, versions: Any, oracle: Any, request_of: Any, finish: Any, monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture, workers: int,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:  # fmt: skip
         def uncovered(*_: Any) -> None:
             raise WeightError("nothing published goes to model.odd.weight")
 
-        for module in (vllm_weights, vllm_sharded):
-            monkeypatch.setattr(module, "build_table", uncovered)
-        engine = open_engine(versions.folder, versions.decode, tensor_parallel_size=workers)
+        monkeypatch.setattr(vllm_weights, "build_table", uncovered)
+        engine = open_engine(versions.folder, versions.decode)
         assert "layerwise reload" in caplog.text
         for number in (0, 3):
             push(engine, versions.flat[number], number)

@@ -27,6 +27,7 @@ from headway.generate.seeds import mix
 from headway.generate.servable import check_servable
 from headway.generate.stops import ends_in_stop
 from headway.generate.vllm.kept import SamplerTap
+from headway.generate.vllm.sharded import Workers
 from headway.types import FinishReason, KeptSets, Manifest, PolicyVersion, Sampling, VersionSpan
 from headway.weights.served import Served, published_dtype
 from headway_kernels.weight_delta import whole
@@ -83,7 +84,7 @@ class VLLMEngine:
         kv: when weights change, "keep" the cache of running sequences, or "recompute" it.
         decode: ids to text, for stop strings. clock: Unix time.
         tap: where kept sets are read; None: they come with vLLM's outputs, or are not asked for.
-        fault: asked after a step that failed: which of vLLM's processes has ended, "" if none has.
+        workers: that the model is split over; None: it is in this process.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class VLLMEngine:
         decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.time,
         tap: SamplerTap | None = None,
-        fault: Callable[[], str] = lambda: "",
+        workers: Workers | None = None,
     ) -> None:
         self._vllm, self._llm = vllm, llm
-        self._tap, self._fault = tap, fault
+        self._tap, self._workers = tap, workers
         self._manifest, self._limits = manifest, limits
         self._kv = kv
         self._decode = decode
@@ -248,7 +249,7 @@ class VLLMEngine:
         try:
             return self._llm.step()
         except (RuntimeError, TimeoutError) as error:
-            fault = self._fault()
+            fault = self._workers.fault() if self._workers is not None else ""
             if not fault:
                 raise
             raise EngineEnded(fault) from error

@@ -79,7 +79,7 @@ class Workers:
         try:
             return self._llm.collective_rpc(method, timeout=CALL_DEADLINE_S, args=arguments)
         except (RuntimeError, TimeoutError) as error:
-            raise WeightError(f"vLLM's workers, {method}: {error}") from error
+            raise WeightError(f"vLLM's workers, {method}: {self.fault() or error}") from error
 
     def fault(self) -> str:
         """Which worker has ended, and how; empty while all live. Waits a little, for a death just now."""

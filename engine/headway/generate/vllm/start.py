@@ -115,7 +115,7 @@ def open_vllm(
         kv=kv,
         decode=decode,
         tap=tap,
-        fault=workers.fault if workers is not None else lambda: "",
+        workers=workers,
     )
     if workers is not None:
         engine.serve(serve_workers(workers, policy.manifest, policy.flat, engine))
