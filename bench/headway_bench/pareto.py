@@ -22,8 +22,7 @@ from headway.cli.running import recipe
 from headway.config import RunConfig
 from headway.config.loading import validate
 from headway.errors import ConfigError, HeadwayError
-from headway.tune.outcome import WARM_UP, Outcome, outcome, rows_of
-from headway_bench.endless import endless
+from headway.tune.outcome import WARM_UP, Outcome, endless, outcome, rows_of
 from headway_bench.harness import (
     Row,
     exit_status,

@@ -96,7 +96,7 @@ def test_only_slices_between_the_rows_and_with_samples_count() -> None:
 def test_a_real_run_of_a_recipe_corrects_its_calibration(tiny_config: Callable[..., RunConfig]) -> None:
     slow = constant(1.0)  # a second for what takes milliseconds: the run says so
     told: list[str] = []
-    config: Any = tiny_config(steps=40, staleness={"max_lag": 2})
+    config: Any = tiny_config(steps=3, staleness={"max_lag": 2})
     rates = looped(msgspec.structs.replace(RATES, decode=slow, train=slow), config, 8.0, told.append)
     assert 0 < rates.decode(4) < 0.2
     assert 0 < rates.train(100) < 0.5

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from headway.config import RunConfig
 from headway.config.loading import validate
-from headway.tune.outcome import WARM_UP, after_warm_up, rows_of, share_of
+from headway.tune.outcome import WARM_UP, after_warm_up, endless, rows_of, share_of
 from headway.types import StepRecord
 from headway_bench.alone.child import GENERATE, LEARN
 from headway_bench.alone.recorded import Recorded
-from headway_bench.endless import endless
 
 
 @dataclass(frozen=True)

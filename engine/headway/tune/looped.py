@@ -21,7 +21,7 @@ from headway.engine import HEADWAY
 from headway.errors import RunFailed
 from headway.planner import Rates, proportional
 from headway.report.processes import Process, ProcessReader
-from headway.tune.outcome import WARM_UP, after_warm_up, rows_of, share_of
+from headway.tune.outcome import WARM_UP, after_warm_up, endless, rows_of, share_of
 from headway.types import StepRecord
 
 
@@ -73,29 +73,24 @@ def looped(
     Raises:
         RunFailed: a run failed, or was too short to say anything.
     """
-    synchronous = config.staleness.model_copy(update={"max_lag": 0, "window": 0, "slots": 0})
+    staleness = config.staleness.model_copy(update={"max_lag": 0, "window": 0, "slots": 0})
     push = config.push.model_copy(update={"interval": 1})
+    synchronous = config.model_copy(update={"staleness": staleness, "push": push})
     note(f"runs the recipe for {seconds:.0f} s, half of them synchronously")
-    alone = _run(config.model_copy(update={"staleness": synchronous, "push": push}), seconds / 2, program)
+    alone = _run(synchronous, seconds / 2, program)
     beside = _run(config, seconds / 2, program) if config.staleness.max_lag else alone
     return corrected(rates, alone, beside)
 
 
 def _run(config: RunConfig, seconds: float, program: Sequence[str]) -> Looped:
-    """In a folder that goes, without checkpoints, with a timeline."""
+    """Until so many seconds have passed, in a folder that goes, with a timeline."""
     with tempfile.TemporaryDirectory(prefix="headway-loop-") as folder:
         run_dir = Path(folder) / "run"
-        short = config.model_copy(
-            update={
-                "run_dir": str(run_dir),
-                "save": False,
-                "checkpoint": config.checkpoint.model_copy(update={"interval": 0}),
-                "telemetry": config.telemetry.model_copy(update={"spans": True, "sinks": ()}),
-            }
-        )
-        rows = rows_of(short, seconds, program)
+        data = endless(config, run_dir)
+        data["telemetry"]["spans"] = True
+        rows = rows_of(RunConfig.model_validate(data), seconds, program)
         processes = ProcessReader(run_dir / "spans").read()
-    return seen(after_warm_up(rows, min(seconds, rows[-1].elapsed_s) * WARM_UP), processes)
+    return seen(after_warm_up(rows, seconds * WARM_UP), processes)
 
 
 def seen(rows: list[StepRecord], processes: Sequence[Process]) -> Looped:

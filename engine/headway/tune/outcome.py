@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,6 +14,7 @@ from headway.engine import HEADWAY, Engine
 from headway.errors import RunFailed
 from headway.types import StepRecord, TimeSplit
 
+ENDLESS = 10**9  # updates
 WARM_UP = 1.0 / 3.0  # of a trial's time; the pipeline fills and caches warm in it
 LEAST_ROWS = 4
 
@@ -31,6 +34,15 @@ class Outcome(msgspec.Struct, frozen=True):
     generator_idle: float
     reward: float
     updates: int
+
+
+def endless(config: RunConfig, run_dir: Path) -> dict[str, Any]:
+    """The sections of a recipe whose run is ended by whoever measures it, without files and sinks that nobody wants."""
+    data = config.model_dump()
+    data.update(steps=ENDLESS, run_dir=str(run_dir), save=False)
+    data["checkpoint"]["interval"] = 0
+    data["telemetry"]["sinks"] = []
+    return data
 
 
 def measure(config: RunConfig, seconds: float) -> Outcome:
