@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -82,17 +83,8 @@ def open_vllm(
     arguments["hf_overrides"] = head_overrides(options.get("hf_overrides"), head_dtype)
     if policy.adapters is not None:
         arguments |= adapter_arguments(vllm, policy.adapters)
-    prepared = engine_arguments(vllm, arguments)
-    masked = kept_sets and returns_masks(prepared)
     num_workers = tensor_parallel(options)
-    if kept_sets and not masked and num_workers > 1:
-        raise UnsupportedOption(
-            f"sampling.kept_sets = 'carry' with generator.vllm.tensor_parallel_size = {num_workers}: this vLLM's "
-            "sampler runs in a worker process and does not return them; allowed: tensor_parallel_size = 1, or "
-            "kept_sets = 'ignore'"
-        )
-    if masked:
-        prepared = engine_arguments(vllm, {**arguments, "return_sampling_mask": True})
+    prepared, masked = _prepared(vllm, arguments, num_workers, kept_sets=kept_sets)
     try:
         with with_workers(num_workers, eager=bool(arguments["enforce_eager"])):
             llm = vllm.LLMEngine.from_engine_args(prepared)
@@ -108,15 +100,37 @@ def open_vllm(
     )
     tap = SamplerTap(llm) if kept_sets and not masked else None
     engine = VLLMEngine(
-        vllm,
-        llm,
-        manifest=policy.manifest,
-        limits=limits,
-        kv=kv,
-        decode=decode,
-        tap=tap,
-        workers=workers,
+        vllm, llm, manifest=policy.manifest, limits=limits, kv=kv, decode=decode, tap=tap, workers=workers
     )
+    _serve(engine, llm, policy, workers, folder)
+    _log.info("vllm %s, %s, %d tokens of KV cache", vllm.__version__, arguments["dtype"], limits.pool_tokens)
+    return engine
+
+
+def _prepared(
+    vllm: ModuleType, arguments: dict[str, Any], num_workers: int, *, kept_sets: bool
+) -> tuple[Any, bool]:
+    """vLLM's EngineArgs, and whether its outputs will have sampling masks.
+
+    Raises:
+        UnsupportedOption: kept sets are asked for where nothing can read them.
+    """
+    prepared = engine_arguments(vllm, arguments)
+    if not kept_sets:
+        return prepared, False
+    if returns_masks(prepared):
+        return engine_arguments(vllm, {**arguments, "return_sampling_mask": True}), True
+    if num_workers > 1:
+        raise UnsupportedOption(
+            f"sampling.kept_sets = 'carry' with generator.vllm.tensor_parallel_size = {num_workers}: this vLLM's "
+            "sampler runs in a worker process and does not return them; allowed: tensor_parallel_size = 1, or "
+            "kept_sets = 'ignore'"
+        )
+    return prepared, False
+
+
+def _serve(engine: VLLMEngine, llm: Any, policy: Policy, workers: Workers | None, folder: Path) -> None:
+    """Tell an engine how its weights, or its adapters, are written."""
     if workers is not None:
         engine.serve(serve_workers(workers, policy.manifest, policy.flat, engine))
     elif policy.adapters is None:
@@ -124,8 +138,6 @@ def open_vllm(
     else:
         adapter, served = serve_adapters(llm, policy.manifest, policy.adapters, engine, folder)
         engine.serve(served, adapter)
-    _log.info("vllm %s, %s, %d tokens of KV cache", vllm.__version__, arguments["dtype"], limits.pool_tokens)
-    return engine
 
 
 def _arguments(
