@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.generate.vllm_case import HERE, LONG_PROMPT, NEEDS_VLLM, PROMPT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from headway.errors import UnsupportedOption, WeightError
-from headway.generate import FinishedMember, GroupRequest, Unservable
+from headway.generate import FinishedMember, GroupRequest
 from headway.generate.filters import filter_logits
 from headway.generate.vllm import library, open_vllm
 from headway.generate.vllm import weights as vllm_weights
@@ -22,13 +22,6 @@ from headway.generate.vllm.start import Sizes
 from headway.model import load_policy
 from headway.types import FinishReason, PolicyVersion, Sampling
 
-HERE = importlib.util.find_spec("vllm") is not None
-needs_vllm = [
-    pytest.mark.skipif(not HERE, reason="vllm is not installed here; `make test-vllm` runs these"),
-    pytest.mark.filterwarnings("ignore"),  # its own and its dependencies'
-]
-PROMPT = [5, 9, 30, 7, 41, 12]
-LONG_PROMPT = [3 + (7 * place) % 40 for place in range(40)]  # more than a block of the prefix cache
 _alive: list[Any] = []  # process groups are shared, and go with the first engine that is collected
 
 
@@ -106,7 +99,7 @@ def test_without_the_package_the_error_says_what_to_do(folder: Path) -> None:
 
 
 class TestRealEngine:
-    pytestmark = needs_vllm
+    pytestmark = NEEDS_VLLM
 
     def test_arguments_that_it_does_not_take_are_refused(self, folder: Path) -> None:
         with pytest.raises(UnsupportedOption, match=r"max_model_length.*did you mean max_model_len\?"):
@@ -146,21 +139,6 @@ class TestRealEngine:
             open_engine(folder, str, hf_overrides={"head_dtype": "bfloat16"})
         with pytest.raises(UnsupportedOption, match=r"hf_overrides = 3: must be a table"):
             open_engine(folder, str, hf_overrides=3)
-
-    def test_logprobs_are_those_of_the_distribution_that_sampled(
-        self, versions: Any, oracle: Any, request_of: Any, finish: Any
-    ) -> None:
-        engine = open_engine(versions.folder, versions.decode)
-        push(engine, versions.flat[0], 0)
-        for number, temperature in enumerate((0.5, 1.0, 1.3)):
-            engine.add(request_of(number, members=4, budget=12, temperature=temperature))
-        done = finish(engine)
-        assert len(done) == 12
-        for (number, _), member in done.items():
-            prompt = request_of(number).prompt_ids
-            expected = oracle.fresh(prompt, tokens_of(member), (0.5, 1.0, 1.3)[number])
-            assert np.abs(member.logprobs - expected).max() <= 1e-4
-            assert member.finish_reason is FinishReason.LENGTH
 
     def test_each_token_comes_with_its_kept_set_and_its_log_prob_over_it(
         self, versions: Any, request_of: Any, finish: Any
@@ -244,61 +222,6 @@ class TestRealEngine:
         (member,) = finish(engine).values()
         expected = oracle.fresh(LONG_PROMPT, tokens_of(member), 1.0, 1)
         assert np.abs(member.logprobs - expected).max() <= 1e-4
-
-    def test_a_seed_gives_the_same_tokens_alone_and_in_company(
-        self, versions: Any, request_of: Any, finish: Any
-    ) -> None:
-        engine = open_engine(versions.folder, versions.decode)
-        push(engine, versions.flat[0], 0)
-        engine.add(request_of(3, members=1, budget=10))
-        alone = finish(engine)[3, 0]
-        for number in (3, 4, 5):
-            engine.add(request_of(number, members=6, budget=10))
-        company = finish(engine)
-        assert tokens_of(company[3, 0]) == tokens_of(alone)
-        assert (
-            np.abs(company[3, 0].logprobs - alone.logprobs).max() <= 1e-5
-        )  # a vendor GEMM: rows differ by count
-        assert len({tuple(tokens_of(company[3, member])) for member in range(6)}) > 1
-
-    def test_stops_and_budgets_end_a_member_with_their_reason(
-        self, versions: Any, request_of: Any, finish: Any
-    ) -> None:
-        engine = open_engine(versions.folder, versions.decode)
-        push(engine, versions.flat[0], 0)
-        engine.add(request_of(0, prompt=PROMPT, budget=12, temperature=0.0))
-        greedy = tokens_of(finish(engine)[0, 0])
-        stop, text = greedy[4], versions.decode(greedy)
-        first = greedy.index(stop)
-        engine.add(request_of(1, prompt=PROMPT, budget=12, temperature=0.0, stop_ids=[stop]))
-        engine.add(request_of(2, prompt=PROMPT, budget=12, temperature=0.0, stop_ids=[stop], ignore_eos=True))
-        engine.add(request_of(3, prompt=PROMPT, budget=12, temperature=0.0, stop_strings=[text[2:4]]))
-        done = finish(engine)
-        assert (tokens_of(done[1, 0]), done[1, 0].finish_reason) == (greedy[: first + 1], FinishReason.STOP)
-        assert (tokens_of(done[2, 0]), done[2, 0].finish_reason) == (greedy, FinishReason.LENGTH)
-        assert done[3, 0].finish_reason is FinishReason.STOP
-        assert versions.decode(tokens_of(done[3, 0])).endswith(text[2:4])
-        assert engine.num_running == engine.num_waiting == 0
-
-    def test_an_aborted_group_ends_alone_and_its_tokens_are_counted(
-        self, versions: Any, request_of: Any, finish: Any
-    ) -> None:
-        engine = open_engine(versions.folder, versions.decode)
-        push(engine, versions.flat[0], 0)
-        engine.add(request_of(0, members=3, budget=12))
-        engine.add(request_of(1, members=2, budget=12))
-        steps(engine, 4)
-        assert engine.abort(0) == 12
-        assert engine.abort(0) == 0
-        assert sorted(finish(engine)) == [(1, 0), (1, 1)]
-        assert engine.num_sampled == 12 + 24
-
-    def test_what_never_fits_is_refused(self, versions: Any, request_of: Any) -> None:
-        engine = open_engine(versions.folder, versions.decode)
-        with pytest.raises(Unservable, match="exceed the context of 64"):
-            engine.add(request_of(0, prompt=[3] * 60, budget=5))
-        with pytest.raises(Unservable, match="outside the vocabulary"):
-            engine.add(request_of(0, prompt=[48]))
 
     def test_tied_embeddings_there_and_back_equal_a_fresh_engine(
         self, tmp_path: Path, versions: Any, request_of: Callable[..., GroupRequest], finish: Any

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.generate.vllm_case import NEEDS_VLLM
 
 from headway.envs import Completion, RewardResult
 from headway.generate import InferenceEngine
@@ -126,13 +127,6 @@ ENGINES: dict[str, Callable[..., UnderTest]] = {
     "vllm": vllm_engine,
     "vllm, two workers": parallel_vllm_engine,
 }
-NEEDS_VLLM = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm is not installed here; `make test-vllm` runs these",
-    ),
-    pytest.mark.filterwarnings("ignore"),  # its own and its dependencies'
-]
 
 
 class Rewards:

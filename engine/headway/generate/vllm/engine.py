@@ -103,16 +103,13 @@ class VLLMEngine:
         self._vllm, self._llm = vllm, llm
         self._tap, self._workers = tap, workers
         self._manifest, self._limits = manifest, limits
-        self._kv = kv
-        self._decode = decode
-        self._clock = clock
+        self._kv, self._decode, self._clock = kv, decode, clock
         self._served: Served | None = None
         self._adapter: Any = None
         self._waiting: deque[GroupRequest] = deque()
         self._running: dict[str, _Sequence] = {}
         self._version: PolicyVersion | None = None
-        self._num_sampled = 0
-        self._held = self._torn = False
+        self._num_sampled, self._held, self._torn = 0, False, False
 
     @property
     def manifest(self) -> Manifest:
@@ -249,10 +246,9 @@ class VLLMEngine:
         try:
             return self._llm.step()
         except (RuntimeError, TimeoutError) as error:
-            fault = self._workers.fault() if self._workers is not None else ""
-            if not fault:
-                raise
-            raise EngineEnded(fault) from error
+            if fault := self._workers.fault() if self._workers is not None else "":
+                raise EngineEnded(fault) from error
+            raise
 
     def _admit(self) -> None:
         while self._waiting and not self._held:
@@ -275,13 +271,16 @@ class VLLMEngine:
 
     def _parameters(self, request: GroupRequest, member: int) -> Any:
         sampling = request.sampling
+        known = (
+            [] if sampling.ignore_eos else [s for s in sampling.stop_ids if 0 <= s < self._limits.vocab_size]
+        )
         return self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k or 0,
             top_p=sampling.top_p if sampling.top_p is not None else 1.0,
             min_p=sampling.min_p or 0.0,
             max_tokens=sampling.max_new_tokens,
-            stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_ids),
+            stop_token_ids=known,  # vLLM refuses others, which cannot be sampled
             ignore_eos=True,  # stop_ids are all of them
             seed=mix(request.seed, member),
             logprobs=0,
