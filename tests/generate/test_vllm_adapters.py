@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.generate.vllm_case import LONG_PROMPT, NEEDS_VLLM, PROMPT
 
 from headway.errors import UnsupportedOption, WeightError
 from headway.generate.vllm import adapters, library, open_vllm
@@ -15,15 +15,7 @@ from headway.generate.vllm.start import Sizes
 from headway.model import Lora, load_policy
 from headway.types import PolicyVersion
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm is not installed here; `make test-vllm` runs these",
-    ),
-    pytest.mark.filterwarnings("ignore"),  # its own and its dependencies'
-]
-PROMPT = [5, 9, 30, 7, 41, 12]
-LONG_PROMPT = [3 + (7 * place) % 40 for place in range(40)]  # more than a block of the prefix cache
+pytestmark = NEEDS_VLLM
 _alive: list[Any] = []  # process groups are shared, and go with the first engine that is collected
 
 

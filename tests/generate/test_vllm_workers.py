@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tests.generate.vllm_case import NEEDS_VLLM, PROMPT
+from tests.live import wait_for
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from headway.errors import EngineEnded, ModelError, UnsupportedOption, WeightError
@@ -28,20 +29,6 @@ from headway.model.flat import build_manifest
 from headway.types import FinishReason, PolicyVersion
 from headway.weights.served import SlicedServed
 from headway_kernels.weight_delta import apply_slices, whole
-
-HERE = importlib.util.find_spec("vllm") is not None
-PROMPT = [5, 9, 30, 7, 41, 12]
-DEADLINE_S = 60.0
-
-
-def wait_until(what: str, done: Callable[[], bool]) -> float:
-    """Seconds that it took."""
-    started = time.monotonic()
-    while time.monotonic() < started + DEADLINE_S:
-        if done():
-            return time.monotonic() - started
-        time.sleep(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
 
 
 def is_gone(pid: int) -> bool:
@@ -185,10 +172,10 @@ def tokens_of(member: FinishedMember) -> list[int]:
     return member.token_ids.tolist()
 
 
-@pytest.mark.skipif(not HERE, reason="vllm is not installed here; `make test-vllm` runs these")
-@pytest.mark.filterwarnings("ignore")  # its own and its dependencies'
 class TestWorkers:
     """One engine for all of them, in this order: the last ones end it."""
+
+    pytestmark = NEEDS_VLLM
 
     @pytest.fixture(scope="class")
     def weights(self, versions: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -317,7 +304,7 @@ class TestWorkers:
         with pytest.raises(EngineEnded, match=rf"worker 1 \(process {pids[1]}\) has ended"):
             engine.step()
         assert time.monotonic() - started < 10.0, "vLLM alone would wait for its own time-outs"
-        wait_until("the other worker's end", lambda: all(map(is_gone, pids)))
+        wait_for("the other worker's end", lambda: all(map(is_gone, pids)) or None)
 
     def test_a_killed_generator_takes_its_workers_along_and_leaves_no_shared_memory(
         self, folder: Path, tmp_path: Path
@@ -336,9 +323,8 @@ class TestWorkers:
             assert files
             os.kill(pids[1], signal.SIGSTOP)  # the other one soon waits for it, deep in a collective
             held.kill()
-            took = wait_until("the workers' end", lambda: all(map(is_gone, pids)))
-            assert took < 10.0
-            wait_until("the end of shared memory", lambda: not any(path.exists() for path in files))
+            wait_for("the workers' end", lambda: all(map(is_gone, pids)) or None, 10.0)
+            wait_for("the end of shared memory", lambda: not any(path.exists() for path in files) or None)
         finally:
             held.kill()
             held.wait(10)

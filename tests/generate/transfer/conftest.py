@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.generate.vllm_case import PROMPT, TOLERANCE
 
 from headway.generate.vllm import library, transfer
 from headway.model import load_policy
 from headway.types import PolicyVersion
 from headway.weights import WeightPublisher, publish_through
 
-PROMPT = [5, 9, 30, 7, 41, 12]
-TOLERANCE = 1e-4
 _alive: list[Any] = []  # process groups are shared, and go with the first engine that is collected
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
-import importlib.util
 import uuid
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.generate.vllm_case import LONG_PROMPT, NEEDS_VLLM, PROMPT, TOLERANCE
 
 import headway
 from headway.errors import DeadlineExceeded, WeightError
@@ -23,16 +22,7 @@ from headway.model import builtin_folder, load_policy
 from headway.types import PolicyVersion
 from headway.weights import publish_through
 
-PROMPT = [5, 9, 30, 7, 41, 12]
-LONG_PROMPT = [3 + (7 * place) % 40 for place in range(40)]  # more than a block of the prefix cache
-TOLERANCE = 1e-4
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm is not installed here; `make test-vllm` runs these",
-    ),
-    pytest.mark.filterwarnings("ignore"),  # its own and its dependencies'
-]
+pytestmark = NEEDS_VLLM
 
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import uuid
 from contextlib import closing
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.generate.vllm_case import LONG_PROMPT, NEEDS_VLLM, PROMPT, TOLERANCE
 
 from headway.errors import DeadlineExceeded, HeadwayError, UnsupportedOption, WeightError
 from headway.generate.vllm import transfer
@@ -22,16 +22,7 @@ from headway.types import PolicyVersion
 from headway.weights import Publication, WeightPublisher
 from headway.weights.shm import ShmSender
 
-PROMPT = [5, 9, 30, 7, 41, 12]
-LONG_PROMPT = [3 + (7 * place) % 40 for place in range(40)]  # more than a block of the prefix cache
-TOLERANCE = 1e-4
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm is not installed here; `make test-vllm` runs these",
-    ),
-    pytest.mark.filterwarnings("ignore"),  # its own and its dependencies'
-]
+pytestmark = NEEDS_VLLM
 
 
 class Corrupting(ShmSender):
