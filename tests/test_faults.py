@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.live import one, processes
+from tests.live import one, processes, wait_for
 
 import headway
 from headway.config import RunConfig
@@ -138,24 +138,41 @@ def environment(folder: Path, reward: str, prompt: str = 'return f"^s{index % 10
 # Generators ---------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_may_be_killed_at_start_up_and_in_mid_request_and_frozen(recipe: MakeConfig) -> None:
+# Rewards of all but the first prompts wait for the first gate, those of later ones for the second too.
+GATED = """
+        for gate, first in (("one", 2), ("two", 18)):
+            while index >= first and not os.path.exists({folder!r} + "/open-" + gate):
+                open({folder!r} + "/waits-" + gate, "w").close()
+                time.sleep(0.01)
+        return float(sum(completion.token_ids) % 7)"""
+
+
+def test_a_generator_may_be_killed_at_start_up_and_in_mid_request_and_frozen(
+    recipe: MakeConfig, tmp_path: Path
+) -> None:
     """Each loss is noticed, each process replaced, the run ends as if nothing had been, nothing trained twice.
 
-    At most 4 steps' worth of tickets are out, so the 6th record after a kill is the new process's doing.
+    Both the killed and the frozen generator hold a ticket that cannot end before its gate is opened.
     """
     watch = Watch()
-    config = recipe(steps=14, sampling=LONG, staleness={"max_lag": 3})
+    path = environment(tmp_path, GATED.format(folder=str(tmp_path)))
+    config = recipe(steps=14, env={"name": path, "args": {}}, sampling=LONG, staleness={"max_lag": 3})
+
+    def holds(gate: str) -> psutil.Process:
+        sign = tmp_path / f"waits-{gate}"
+        wait_for(f"a reward at gate {gate}", lambda: sign.exists() or None)
+        return one(engine, "generator")
+
     with headway.Engine(config, sinks=watch) as engine:
-        records, iterator = [], iter(engine)
         newborn = one(engine, "generator")
         newborn.kill()
-        records.append(next(iterator))
-        killed, killed_at = one(engine, "generator"), time.monotonic()
+        killed, killed_at = holds("one"), time.monotonic()
         killed.kill()
-        records += [next(iterator) for _ in range(6)]
-        frozen, frozen_at = one(engine, "generator"), time.monotonic()
+        (tmp_path / "open-one").touch()
+        frozen, frozen_at = holds("two"), time.monotonic()
         frozen.suspend()
-        records += list(iterator)
+        (tmp_path / "open-two").touch()
+        records = list(engine)
     check_records(engine, records)
     assert len(records) == 14
     status = check_end(engine)
